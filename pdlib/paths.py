@@ -1,0 +1,77 @@
+"""Where things lie: the one module that knows absolute paths, and the one way to write a file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from pdlib.spec import InputError
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = Path(__file__).resolve().parent / "data"
+
+# The machine whose recorded rows are drawn when nobody names another one.
+REFERENCE = "h200"
+
+
+def out() -> Path:
+    """Root of everything written: the repository, or the folder in PDLIB_OUT while a run is staged."""
+    return Path(os.environ.get("PDLIB_OUT") or ROOT).resolve()
+
+
+def figures() -> Path:
+    """Folder of the charts and tables."""
+    return out() / "figures"
+
+
+def measured(machine: str) -> Path:
+    """Folder of the rows measured on `machine` by the reader."""
+    return out() / "results" / "measured" / folder_name(machine)
+
+
+def recorded(machine: str = REFERENCE) -> Path:
+    """Folder of the rows that came with the repository for `machine`; never inside PDLIB_OUT."""
+    return ROOT / "results" / "recorded" / folder_name(machine)
+
+
+def folder_name(machine: str) -> str:
+    """`machine` unchanged, or InputError when it cannot be the name of one folder."""
+    if not machine or machine.startswith(".") or any(c in machine for c in '/\\:*?"<>|\n'):
+        raise InputError(f"machine {machine!r} cannot name a folder; use letters, digits, '-', '_', '.'")
+    return machine
+
+
+def write_atomic(path: Path, content: str | bytes) -> Path:
+    """Write `content` to `path` whole or not at all, making folders as needed; returns `path`.
+
+    A reader of `path` sees the old file or the new one, also after a kill or on a full disk. Text is
+    UTF-8 with '\\n' ends on every system. Raises InputError with the path where it cannot be written.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A name of its own for every writer: two runs at once must not share a temporary file.
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)  # mkstemp makes files only their owner can read
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(
+            f"{path} could not be written ({error.strerror}); free some space or give write permission"
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)  # gone already when the move worked
+    return path
+
+
+def check_writable(folder: Path) -> Path:
+    """`folder`, made if need be, after a trial write; InputError before any work otherwise."""
+    write_atomic(folder / ".writable", b"").unlink(missing_ok=True)
+    return folder
