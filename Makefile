@@ -1,0 +1,61 @@
+# `make` lists the targets. Every target that needs the environment makes it first (tools/setup.py).
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?=
+# these only from the command line: a shell may have a MACHINE or a PROFILE of its own
+PROFILE := quick
+NOTEBOOK :=
+SOURCE := measured
+LABELS := en
+MACHINE :=
+PARAMS :=
+
+RUN := $(VENV)/bin/python
+# `make record` needs no environment of ours: the one asked for, else ours if it is there, else python3
+RECORD_PYTHON = $(if $(filter command environment,$(firstword $(origin PYTHON))),$(PYTHON),$(if $(wildcard $(RUN)),$(RUN),$(PYTHON)))
+
+# Notebooks run in this environment's kernel, whatever kernels the user has, and never ask the network.
+export JUPYTER_PREFER_ENV_PATH := 1
+unexport JUPYTER_PATH
+export HF_HUB_OFFLINE := 1
+
+.PHONY: help setup figures test lab bench record lock execute clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@echo "Variables of figures: PROFILE=smoke|quick|article NOTEBOOK=01 SOURCE=measured|recorded LABELS=en|zh"
+	@echo "  MACHINE=<a folder of results/recorded> PARAMS=\"repeats=3 dtype=bfloat16\""
+	@echo "Variables of the environment: PYTHON=python3.12 VENV=<folder> TORCH=skip (bring your own build)"
+
+setup:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not here: install Python 3.11 or newer, or call make with PYTHON=/path/to/python" >&2; exit 2; }
+	@$(PYTHON) tools/setup.py --venv "$(VENV)" --torch "$(TORCH)"
+
+figures: setup ## run the notebooks, write every chart and table to figures/
+	@$(RUN) -m pdlib.runner figures --profile '$(PROFILE)' --notebook '$(NOTEBOOK)' --source '$(SOURCE)' --labels '$(LABELS)' --machine '$(MACHINE)' --params '$(PARAMS)'
+
+test: setup ## style, types and every test
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy pdlib
+	$(RUN) -m pytest
+
+lab: setup ## open the notebooks in JupyterLab
+	@$(RUN) -m jupyterlab --notebook-dir=notebooks
+
+bench: setup ## measure our kernels beside the article's loop and the library's
+	@$(RUN) -m benchmarks
+
+record: ## on a GPU machine: measure the article's experiments, write rows to results/
+	@$(RECORD_PYTHON) -m pdlib.record
+
+lock: ## resolve pyproject.toml anew: requirements.lock and environment.yml (PYTHON=python3.11)
+	@$(PYTHON) tools/lock.py
+
+execute: setup ## run the committed notebooks in place and normalise them
+	@$(RUN) -m pdlib.runner execute --notebook '$(NOTEBOOK)'
+
+clean: ## remove build/ and the tools' caches; .venv, results/ and figures/ stay
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -path './.venv' -prune -o -name __pycache__ -type d -exec rm -rf {} +
