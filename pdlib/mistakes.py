@@ -1,0 +1,188 @@
+"""Six classic mistakes of benchmarks, each beside the honest way of measuring the same thing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from pdlib import baseline, results
+from pdlib.decode import decode, decode_step
+from pdlib.devices import machine_name
+from pdlib.models import Model
+from pdlib.placement import filled
+from pdlib.prefill import prefill
+from pdlib.spec import Workload
+from pdlib.timers import Arm, Sample, Step, measure
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The workload on which all mistakes are made."""
+
+    model: Model
+    work: Workload
+    repeats: int
+    seed: int
+
+    @property
+    def prompts(self) -> Tensor:
+        return self.model.prompt(self.work.requests, self.work.prompt_tokens)
+
+    def step(self, phase: str, run: Callable[[], object], before: Callable[[], object] = lambda: None) -> Step:
+        return Step(phase, run, self.model.device, before)
+
+    def prefill_step(self) -> Step:
+        """Prefill of the workload on a cache of its own."""
+        prompts, cache = self.prompts, self.model.new_cache(self.work.requests, self.work.prompt_tokens)
+        return self.step("prefill", lambda: prefill(self.model, prompts, cache), cache.rewind)
+
+
+Report = tuple[str, Sample]  # "honest" or "mistaken", and what it reports
+Mistake = Callable[[Bench], list[Report]]
+
+
+def no_warm_up(bench: Bench) -> list[Report]:
+    """The first prefill at a shape, on untouched memory, against the second."""
+    reports = []
+    for repeat in range(bench.repeats):
+        tokens = bench.prompts[:, : bench.work.prompt_tokens - repeat]  # no length has run before
+        cache = bench.model.new_cache(*tokens.shape)
+        run = _bound(prefill, bench.model, tokens, cache)
+        reports += _first_and_second(Arm("prefill", [bench.step("prefill", run, cache.rewind)]), repeat)
+    return reports
+
+
+def no_synchronise(bench: Bench) -> list[Report]:
+    """The clock stopped while the device still works; on a CPU, which never queues, the first decode step timed."""
+    steps, first = bench.work.decode_steps, bench.prompts[:, -1]
+    reports = []
+    for repeat in range(bench.repeats):
+        requests = bench.work.requests + repeat + 1  # no batch of this size has run before
+        if bench.model.device.is_cpu:
+            cache = filled(bench.model, requests, bench.work.prompt_tokens, 1)
+            run = _bound(decode_step, bench.model, bench.model.prompt(requests, 1)[:, 0], cache)
+            back = _bound(cache.rewind, bench.work.prompt_tokens)
+            reports += _first_and_second(Arm("decode", [bench.step("decode", run, back)]), repeat)
+            continue
+        cache = filled(bench.model, bench.work.requests, bench.work.prompt_tokens, 2 * steps)
+        run = _bound(decode, bench.model, first, cache, steps)
+        (honest,) = measure([Arm("decode", [bench.step("decode", run)])], 1, warm_up=1)
+        cache.rewind(bench.work.prompt_tokens)
+        start = time.perf_counter()
+        run()
+        hasty = time.perf_counter() - start
+        bench.model.device.synchronize()
+        for name, seconds in (("honest", honest.seconds), ("mistaken", hasty)):
+            reports.append((name, replace(honest, repeat=repeat, seconds=seconds / steps)))
+    return reports
+
+
+def fixed_order(bench: Bench) -> list[Report]:
+    """The same prefill as two arms: the honest ratio is 1; run once each in a fixed order it need not be."""
+    arms = [Arm(name, [bench.prefill_step()]) for name in ("first", "second")]
+    reports = [("honest", sample) for sample in measure(arms, bench.repeats, bench.seed)]
+    for repeat in range(bench.repeats):
+        fresh = [Arm(name, [bench.prefill_step()]) for name in ("first", "second")]
+        for sample in measure(fresh, 1, warm_up=0, shuffle=False):
+            reports.append(("mistaken", replace(sample, repeat=repeat)))
+    return reports
+
+
+def cache_left(bench: Bench) -> list[Report]:
+    """Repeats on a rewound cache against repeats on the cache as the last one left it: the context creeps up."""
+    steps, start = bench.work.decode_steps, bench.work.prompt_tokens
+    room = steps * (bench.repeats + 1)  # the warm-up leaves its steps too
+    first, arms = bench.prompts[:, -1], []
+    for name in ("honest", "mistaken"):
+        cache = filled(bench.model, bench.work.requests, start, room)
+        back = _bound(cache.rewind, start) if name == "honest" else (lambda: None)
+        arms.append(Arm(name, [bench.step("decode", _bound(decode, bench.model, first, cache, steps), back)]))
+    samples = measure(arms, bench.repeats, bench.seed)
+    return [(sample.arm, replace(sample, seconds=sample.seconds / steps)) for sample in samples]
+
+
+def all_logits(bench: Bench) -> list[Report]:
+    """The library's prefill with the logits of the last token only against those of every position."""
+    habits = {"honest": baseline.Habits(False, False), "mistaken": baseline.Habits(True, False)}
+    arms = [
+        Arm(name, [bench.step("prefill", _bound(baseline.prefill, bench.model, bench.prompts, habit))])
+        for name, habit in habits.items()
+    ]
+    return [(sample.arm, sample) for sample in measure(arms, bench.repeats, bench.seed)]
+
+
+def prefill_in_decode(bench: Bench) -> list[Report]:
+    """Seconds a decode step, and the same samples with prefill's time booked on decode."""
+    steps, prompts = bench.work.decode_steps, bench.prompts
+    cache = bench.model.new_cache(bench.work.requests, bench.work.cache_tokens)
+    first: list[Tensor] = []
+
+    def run_prefill() -> None:
+        first[:] = [prefill(bench.model, prompts, cache).argmax(dim=-1)]
+
+    def run_decode() -> None:
+        decode(bench.model, first[0], cache, steps)
+
+    arm = Arm("job", [bench.step("prefill", run_prefill, cache.rewind), bench.step("decode", run_decode)])
+    samples = measure([arm], bench.repeats, bench.seed)
+    reports = []
+    for before, after in zip(samples[::2], samples[1::2], strict=True):
+        reports.append(("honest", replace(after, seconds=after.seconds / steps)))
+        reports.append(("mistaken", replace(after, seconds=(before.seconds + after.seconds) / steps)))
+    return reports
+
+
+MISTAKES: tuple[Mistake, ...] = (
+    no_warm_up,
+    no_synchronise,
+    fixed_order,
+    cache_left,
+    all_logits,
+    prefill_in_decode,
+)
+
+
+def measure_mistakes(model: Model, work: Workload, repeats: int, seed: int) -> list[dict[str, Any]]:
+    """All six, as rows: scenario = the mistake, kernel = honest | mistaken, seconds per call or decode step."""
+    work.check_fits(model.spec)
+    Workload(work.requests, work.prompt_tokens, work.decode_steps * (repeats + 1) + 1).check_fits(model.spec)
+    bench = Bench(model, work, repeats, seed)
+    return [
+        results.row(
+            experiment="mistakes",
+            machine=machine_name(),
+            model=model.spec.name,
+            weights=model.weights,
+            dtype=model.dtype,
+            device=model.device.name,
+            kernel=kernel,
+            scenario=mistake.__name__,
+            placement=sample.arm if mistake is fixed_order else "-",
+            requests=work.requests,
+            prompt_tokens=work.prompt_tokens,
+            new_tokens=work.new_tokens,
+            phase=sample.phase,
+            repeat=sample.repeat,
+            order=sample.order,
+            seconds=sample.seconds,
+            tokens=work.requests * (1 if sample.phase == "decode" else work.prompt_tokens),
+            page_faults=sample.page_faults,
+            peak_bytes=sample.peak_bytes,
+        )
+        for mistake in MISTAKES
+        for kernel, sample in mistake(bench)
+    ]
+
+
+def _bound(function: Callable[..., object], *arguments: Any) -> Callable[[], object]:
+    """`function` with its arguments: a lambda in a loop would see the loop's last values."""
+    return lambda: function(*arguments)
+
+
+def _first_and_second(arm: Arm, repeat: int) -> list[Report]:
+    first, second = measure([arm], 2, warm_up=0)
+    return [("mistaken", replace(first, repeat=repeat)), ("honest", replace(second, repeat=repeat))]

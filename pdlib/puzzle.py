@@ -1,0 +1,118 @@
+"""Claim 0.13: why does the same decode on the same CPU take longer in one arm of article 000 than in the other?
+
+Every sample of one child process shares its allocator's history, so children are fresh: each makes the model,
+runs the arms once in a shuffled order, and ends. Half of them keep glibc from giving memory back to the system.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+import multiprocessing
+import random
+import sys
+from dataclasses import replace
+from typing import Any
+
+from pdlib import baseline, devices, models, results
+from pdlib.spec import InputError, Workload, whole_numbers
+from pdlib.timers import Arm, Sample, Step, measure
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # mallopt(3)
+HABITS = {
+    f"logits={'kept' if keep else 'dropped'} kv={'views' if views else 'contiguous'}": baseline.Habits(
+        all_logits=keep, keep_logits=keep, kv_views=views
+    )
+    for keep, views in itertools.product((True, False), repeat=2)
+}
+
+
+def allocators() -> list[str]:
+    """Allocator settings that can be compared here: mallopt is glibc's."""
+    return ["default", "kept"] if sys.platform == "linux" else ["default"]
+
+
+def measure_puzzle(
+    model: str, dtype: str, device: str, works: dict[str, Workload], steps: int, repeats: int, seed: int
+) -> list[dict[str, Any]]:
+    """Decode times of the article's loop on `device`, by order × logits × K/V layout × allocator, as rows.
+
+    One child process a repeat and allocator; in it every arm runs once, and its place is the row's `order`.
+    """
+    whole_numbers(steps=steps, repeats=repeats)
+    if not devices.parse(device).is_cpu:
+        raise InputError(f"the puzzle is about a CPU's memory; device {device!r} is none")
+    jobs = [
+        (scenario, work, allocator, repeat)
+        for scenario, work in works.items()
+        for repeat in range(repeats)
+        for allocator in allocators()
+    ]
+    random.Random(seed).shuffle(jobs)
+    context = multiprocessing.get_context("spawn")
+    rows: list[dict[str, Any]] = []
+    for scenario, work, allocator, repeat in jobs:
+        # A child that dies (out of memory, say) must not take the reader's notebook along.
+        with context.Pool(1) as pool:
+            arguments = (model, dtype, device, scenario, work, steps, allocator, repeat, seed)
+            rows += pool.apply(_child, arguments)
+    return rows
+
+
+def _child(
+    name: str,
+    dtype: str,
+    device: str,
+    scenario: str,
+    work: Workload,
+    steps: int,
+    allocator: str,
+    repeat: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    if allocator == "kept":
+        libc = ctypes.CDLL(None)
+        if not (libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)):
+            raise InputError("this C library refuses mallopt; leave the allocator out")
+    model = models.load(name, devices.parse(device), dtype, seed)
+    arms = list(HABITS)
+    random.Random(f"{seed} {allocator} {repeat} {scenario}").shuffle(arms)
+    rows = []
+    for order, arm in enumerate(arms):
+        sample = replace(_run(model, work, steps, HABITS[arm]), repeat=repeat, order=order)
+        rows.append(_row(model, sample, scenario, work, steps, f"{arm} malloc={allocator}"))
+        gc.collect()
+    return rows
+
+
+def _run(model: models.Model, work: Workload, steps: int, habits: baseline.Habits) -> Sample:
+    """One prefill (the article's, untimed here) and `steps` decode steps in the state it leaves behind."""
+    started = baseline.prefill(model, model.prompt(work.requests, work.prompt_tokens), habits)
+    step = Step("decode", lambda: baseline.decode(model, started, steps), model.device)
+    (sample,) = measure([Arm("decode", [step])], 1, warm_up=0)
+    return sample
+
+
+def _row(
+    model: models.Model, sample: Sample, scenario: str, work: Workload, steps: int, kernel: str
+) -> dict[str, Any]:
+    return results.row(
+        experiment="puzzle",
+        machine=devices.machine_name(),
+        model=model.spec.name,
+        weights=model.weights,
+        dtype=model.dtype,
+        device=model.device.name,
+        kernel=kernel,
+        scenario=scenario,
+        requests=work.requests,
+        prompt_tokens=work.prompt_tokens,
+        new_tokens=steps + 1,
+        phase="decode",
+        repeat=sample.repeat,
+        order=sample.order,
+        seconds=sample.seconds,
+        page_faults=sample.page_faults,
+        peak_bytes=sample.peak_bytes,
+    )
