@@ -20,6 +20,7 @@ OLDEST_PYTHON = (3, 11)
 STAMP = ".pdlib-ready"
 TORCH_VERSION = "import torch, importlib.metadata as m; m.version('torch'); print(torch.__version__)"
 LOCK = ".pdlib-lock"
+NOT_COMPILED = "/(tests?|testing/_internal)/"  # never imported here
 MAKING = ".pdlib-making"  # there while the folder itself is being made
 
 
@@ -128,20 +129,27 @@ def drop_half_installed(venv):
 
 def install(venv, torch):
     """torch, the lock, pdlib; each step may be repeated. Returns whether torch is there in the end."""
-    pip = (python_of(venv), "-m", "pip", "--disable-pip-version-check")
+    python = python_of(venv)
+    pip_install = (python, "-m", "pip", "--disable-pip-version-check", "install", "--no-compile")
     drop_half_installed(venv)
     found = answers(venv, TORCH_VERSION)
     if found and tuple(map(int, found.split(".")[:2])) >= OLDEST_TORCH:
         print(f"set-up: torch {found} is here and is kept", flush=True)
     elif torch == "skip":
-        print(f"set-up: no torch here and TORCH=skip; install yours: {python_of(venv)} -m pip install ...")
+        print(f"set-up: no torch here and TORCH=skip; install yours: {python} -m pip install ...")
     else:
-        call(f"{TORCH} (TORCH=skip leaves it out)", *pip, "install", TORCH)
+        call(f"{TORCH} (TORCH=skip leaves it out)", *pip_install, TORCH)
     lock = os.path.join(ROOT, "requirements.lock")
-    call("the packages of requirements.lock", *pip, "install", "--quiet", "--require-hashes", "-r", lock)
+    locked = ("-qq", "--require-hashes", "-r", lock)
+    call("the packages of requirements.lock (a minute or two)", *pip_install, *locked)
     # the build backend is one of the locked packages, so this step needs no network
-    flags = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index")
-    call("pdlib, editable", *pip, "install", *flags, "-e", ROOT)
+    call(
+        "pdlib, editable", *pip_install, "-qq", "--no-deps", "--no-build-isolation", "--no-index", "-e", ROOT
+    )
+    print("set-up: compiling", flush=True)  # on all cores, which pip does on one
+    where = answers(venv, "import sysconfig; print(sysconfig.get_paths()['purelib'])")
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # some packages carry templates
+    subprocess.call([python, "-m", "compileall", "-q", "-j", "0", "-x", NOT_COMPILED, where], **quiet)
     return bool(found) or torch != "skip"
 
 
