@@ -1,6 +1,6 @@
 """The article's own way, written anew: the library's forward, a growing cache, logits of all positions.
 
-Each habit of its loop is a switch, because the difference between its two CPU arms hangs on them
+The habits of its loop are switches, because the difference between its two CPU arms may hang on them
 (notebook 02, the puzzle).
 """
 
@@ -17,17 +17,6 @@ from pdlib.models import Model
 from pdlib.spec import whole_numbers
 
 
-@dataclass(frozen=True)
-class Habits:
-    """What the article's loop does between the two phases; the defaults are the article's all-CPU arm."""
-
-    all_logits: bool = True  # prefill computes the logits of every prompt position
-    keep_logits: bool = True  # and the result stays alive while decode runs
-    kv_views: bool = False  # keys and values start as views of the packed QKV, which stays alive too
-
-    # The article's library version handed out views; the one installed here copies on the first write.
-
-
 @dataclass
 class Started:
     """State after the article's prefill: what decode needs, and what happens to stay alive."""
@@ -37,19 +26,17 @@ class Started:
     kept: list[Tensor]  # held only because the article's variables hold it
 
 
-def prefill(model: Model, tokens: Tensor, habits: Habits = Habits()) -> Started:  # noqa: B008 (frozen)
-    """The article's prefill of prompts (B, n): logits (B, n, V) of which it uses the last row only."""
+def prefill(model: Model, tokens: Tensor, all_logits: bool = True) -> Started:
+    """The article's prefill of prompts (B, n): logits (B, n, V), kept, of which it uses the last row only.
+
+    With `all_logits` false the library is asked for the last row alone.
+    """
     cache = kv_cache.growing_cache()
-    rows = {} if habits.all_logits else {"logits_to_keep": 1}
+    rows = {} if all_logits else {"logits_to_keep": 1}
+    argument = {kv_cache.cache_argument(model.hf): cache}
     with torch.inference_mode(), model.device.active():
-        logits = model.hf(
-            input_ids=tokens, use_cache=True, **{kv_cache.cache_argument(model.hf): cache}, **rows
-        ).logits  # (B, n, V)
-        first = logits[:, -1:].argmax(dim=-1)  # (B, 1)
-        kept = [logits] if habits.keep_logits else []
-        if habits.kv_views:
-            kept += _as_views(cache)
-    return Started(first, cache, kept)
+        logits = model.hf(input_ids=tokens, use_cache=True, **argument, **rows).logits  # (B, n or 1, V)
+        return Started(logits[:, -1:].argmax(dim=-1), cache, [logits])
 
 
 def decode(model: Model, started: Started, steps: int) -> Tensor:
@@ -65,13 +52,30 @@ def decode(model: Model, started: Started, steps: int) -> Tensor:
     return torch.cat(made, dim=1)
 
 
-def _as_views(cache: Any) -> list[Tensor]:
-    """Turn a growing cache's tensors into views of a packed (B, T, 3, H, D) block; returns the blocks."""
-    blocks, views = [], []
-    for keys, values in kv_cache.growing_tensors(cache):
-        stacked = torch.stack((keys, keys, values)).permute(1, 3, 0, 2, 4)  # (B, T, 3, H, D)
-        block = stacked.contiguous()
-        blocks.append(block)
-        views.append((block[:, :, 1].transpose(1, 2), block[:, :, 2].transpose(1, 2)))
-    kv_cache.replace_growing(cache, views)
-    return blocks
+def as_if_prefilled(
+    model: Model, requests: int, prompt_tokens: int, keep_logits: bool, kv_views: bool
+) -> Started:
+    """The memory that `prefill` leaves behind, without its arithmetic: same sizes, layout and lifetimes.
+
+    `keep_logits`: the logits of all positions stay alive, as the article's variables keep them. `kv_views`: keys
+    and values are views of the packed QKV, which stays alive too, as in the library version of the article;
+    later versions copy them.
+    """
+    spec, kind = model.spec, getattr(torch, model.dtype)
+    shape = (requests, spec.kv_heads, prompt_tokens, spec.head_dim)  # (B, KV, T, D)
+    cache, kept, tensors = kv_cache.growing_cache(), [], []
+    for layer in range(spec.layers):
+        block = torch.ones(3 if kv_views else 2, *shape, dtype=kind)
+        if kv_views:
+            block = block.permute(1, 3, 0, 2, 4).contiguous()  # (B, T, 3, KV, D), as QKV comes out
+            kept.append(block)
+            block = block.permute(2, 0, 3, 1, 4)  # back to (3, B, KV, T, D): a view
+        keys, values = (t if kv_views else t.clone() for t in block[-2:])
+        cache.update(keys, values, layer)
+        tensors.append((keys, values))
+    if kv_views:
+        kv_cache.replace_growing(cache, tensors)  # `update` has made copies
+    if keep_logits:
+        kept.append(torch.ones(requests, prompt_tokens, spec.vocab, dtype=kind))  # (B, n, V)
+    first = torch.zeros(requests, 1, dtype=torch.long)
+    return Started(first, cache, kept)

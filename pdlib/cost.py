@@ -73,9 +73,7 @@ def weight_bytes(model: ModelSpec, dtype: str = "float32") -> int:
     return (model.matmul_parameters + model.head_parameters) * DTYPE_BYTES[dtype]
 
 
-def decode(
-    model: ModelSpec, requests: int, prompt_tokens: int, steps: int, dtype: str = "float32"
-) -> Cost:
+def decode(model: ModelSpec, requests: int, prompt_tokens: int, steps: int, dtype: str = "float32") -> Cost:
     """`steps` decode steps after a prompt of `prompt_tokens`: contexts prompt + 1 … prompt + steps."""
     whole_numbers(steps=steps)
     one = decode_step(model, requests, prompt_tokens + (steps + 1) / 2, dtype)

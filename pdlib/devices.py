@@ -143,9 +143,9 @@ def self_check(device: Device, dtype: str = "float32", tolerance: float | None =
         for queries in (length, 1):
             q = torch.randn(2, 4, queries, 64, generator=generator)
             k, v = torch.randn(2, 2, 4, length, 64, generator=generator)
-            there = (t.to(device.torch, getattr(torch, dtype)) for t in (q, k, v))
+            there = [t.to(device.torch, getattr(torch, dtype)) for t in (q, k, v)]
             expected = attend(q, k, v, None, queries > 1)
-            error = (attend(*there, None, queries > 1).float().cpu() - expected).abs().max().item()
+            error = (attend(there[0], there[1], there[2], None, queries > 1).float().cpu() - expected).abs().max().item()
             if not error <= allowed:
                 raise InputError(
                     f"attention on {device.name} in {dtype} is off by {error:.2g} at length {length} "
@@ -169,7 +169,9 @@ def fingerprint() -> dict[str, Any]:
     import transformers
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    allocator = {k: v for k, v in os.environ.items() if k.startswith(("MALLOC_", "LD_PRELOAD", "OMP_", "KMP_"))}
+    allocator = {
+        k: v for k, v in os.environ.items() if k.startswith(("MALLOC_", "LD_PRELOAD", "OMP_", "KMP_"))
+    }
     return {
         "cpu": _cpu_name(),
         "cores": CORES,

@@ -1,73 +1,127 @@
-"""The experiments of the notebooks, each one call: workloads in, rows out. Called by notebooks and `make record`."""
+"""The experiments of the notebooks, each one call: sizes in, rows out. Called through `lab` by notebooks and record.
+
+A function's name is what its rows say in the column `experiment`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from pdlib.mistakes import measure_mistakes
 from pdlib.models import Model
 from pdlib.placement import Case, Runner, article_case, to_rows
+from pdlib.puzzle import measure_puzzle
 from pdlib.spec import Placement, Workload
 from pdlib.timers import measure
 
 Rows = list[dict[str, Any]]
 
 
-def phases_at(
-    model: Model, experiment: str, workloads: Sequence[Workload], timed_steps: int, repeats: int, seed: int
+@dataclass(frozen=True)
+class Here:
+    """What is measured on: the model on the fast device, and on the slow one where there is a pair."""
+
+    model: Model
+    slow: Model
+    seed: int
+
+    @property
+    def placements(self) -> tuple[str, str, str]:
+        """Names of: both phases on the fast device, the split, both on the slow device."""
+        kinds = ("fast", "slow") if self.model.device.is_cpu else ("GPU", "CPU")
+        return f"PD-{kinds[0]}", f"P-{kinds[0]}/D-{kinds[1]}", f"PD-{kinds[1]}"
+
+
+def roofline(here: Here, requests: Sequence[int], prompt_tokens: int, steps: int, repeats: int) -> Rows:
+    """Prefill and decode of pdlib's kernels at several batch sizes."""
+    works = [Workload(batch, prompt_tokens, steps + 1) for batch in requests]
+    return _kernels(here, "roofline", works, steps, repeats)
+
+
+def mistakes(here: Here, requests: int, prompt_tokens: int, steps: int, repeats: int) -> Rows:
+    """Six classic mistakes, each beside the honest way."""
+    return measure_mistakes(here.model, Workload(requests, prompt_tokens, steps + 1), repeats, here.seed)
+
+
+def phases(
+    here: Here, requests: int, prompt_tokens: int, new_tokens: int, timed_steps: int, repeats: int
 ) -> Rows:
-    """Prefill and decode of each workload with pdlib's kernels, arms interleaved."""
-    cases = []
-    for work in workloads:
-        runner = Runner(model, model, work.requests, work.prompt_tokens, work.cache_tokens)
-        labels = {"experiment": experiment}
-        cases.append(runner.case(work, Placement("-", model.device.name, model.device.name), labels, timed_steps))
-    return _measured(cases, model, repeats, seed)
-
-
-def two_phases(model: Model, work: Workload, timed_steps: int, repeats: int, seed: int) -> Rows:
     """Article 001: its loop and pdlib's kernels on the same workload, interleaved."""
+    work = Workload(requests, prompt_tokens, new_tokens)
     labels = {"experiment": "phases"}
-    runner = Runner(model, model, work.requests, work.prompt_tokens, work.cache_tokens)
-    here = Placement("-", model.device.name, model.device.name)
-    cases = [article_case(model, work, labels, timed_steps), runner.case(work, here, labels, timed_steps)]
-    return _measured(cases, model, repeats, seed)
+    cases = [
+        article_case(here.model, work, labels, timed_steps),
+        _colocated(here.model, work, labels, timed_steps),
+    ]
+    return _measured(here, cases, repeats)
 
 
-def extrapolation(model: Model, work: Workload, timed_steps: int, repeats: int, seed: int) -> Rows:
+def extrapolation(
+    here: Here, requests: int, prompt_tokens: int, new_tokens: int, timed_steps: int, repeats: int
+) -> Rows:
     """The same decode timed whole and by its middle steps: how far off the extrapolation is."""
-    rows = []
-    for steps in (work.decode_steps, timed_steps):
-        rows += phases_at(model, "extrapolation", [work], steps, repeats, seed)
-    return rows
+    work, labels = Workload(requests, prompt_tokens, new_tokens), {"experiment": "extrapolation"}
+    cases = [
+        _colocated(here.model, work, labels | {"scenario": name}, steps)
+        for name, steps in (("whole", work.decode_steps), ("middle", timed_steps))
+    ]
+    return _measured(here, cases, repeats)
+
+
+def by_batch(here: Here, requests: Sequence[int], prompt_tokens: int, steps: int, repeats: int) -> Rows:
+    """Prefill and decode at several batch sizes around article 001's."""
+    works = [Workload(batch, prompt_tokens, steps + 1) for batch in requests]
+    return _kernels(here, "by_batch", works, steps, repeats)
 
 
 def placements(
-    fast: Model, slow: Model, names: Sequence[str], works: dict[str, Workload], timed_steps: int, repeats: int, seed: int
+    here: Here, requests: int, scenarios: dict[str, Sequence[int]], timed_steps: int, repeats: int
 ) -> Rows:
-    """Article 000: each scenario on fast alone, P on fast and D on slow, and slow alone; arms interleaved.
+    """Article 000: each scenario on fast alone, P on fast and D on slow, slow alone; arms interleaved.
 
-    `names` are the three placements' names in that order. The caches of one scenario are freed before the next.
+    The caches of one scenario are freed before the next.
     """
     rows: Rows = []
-    pairs = ((fast, fast), (fast, slow), (slow, slow))
-    for scenario, work in works.items():
-        cases, devices = [], {}
-        for name, (p, d) in zip(names, pairs, strict=True):
-            runner = Runner(p, d, work.requests, work.prompt_tokens, work.cache_tokens)
+    pairs = ((here.model, here.model), (here.model, here.slow), (here.slow, here.slow))
+    for scenario, (prompt_tokens, new_tokens) in scenarios.items():
+        work, cases, where = Workload(requests, prompt_tokens, new_tokens), [], {}
+        for name, (p, d) in zip(here.placements, pairs, strict=True):
             labels = {"experiment": "placements", "scenario": scenario}
+            runner = Runner(p, d, work.requests, work.prompt_tokens, work.cache_tokens)
             case = runner.case(work, Placement(name, p.device.name, d.device.name), labels, timed_steps)
             cases.append(case)
-            devices[case.arm.name] = {"prefill": p.device.name, "transfer": p.device.name, "decode": d.device.name}
-        samples = measure([case.arm for case in cases], repeats, seed)
-        for case in cases:
-            mine = [sample for sample in samples if sample.arm == case.arm.name]
-            rows += to_rows(mine, [case], fast, devices[case.arm.name])
+            where[case.arm.name] = {
+                "prefill": p.device.name,
+                "transfer": p.device.name,
+                "decode": d.device.name,
+            }
+        for sample in measure([case.arm for case in cases], repeats, here.seed):
+            rows += to_rows([sample], cases, here.model, where[sample.arm])
     return rows
 
 
-def _measured(cases: Sequence[Case], model: Model, repeats: int, seed: int) -> Rows:
-    samples = measure([case.arm for case in cases], repeats, seed)
-    name = model.device.name
-    return to_rows(samples, cases, model, {"prefill": name, "transfer": name, "decode": name})
+def puzzle(here: Here, model: str, requests: int, context: int, steps: int, repeats: int) -> Rows:
+    """Claim 0.13: the article's decode by logits kept × K/V layout × allocator × order, in fresh processes."""
+    works = {"long": Workload(requests, context, steps + 1)}
+    device = (
+        here.slow.device if here.slow.device.is_cpu and not here.model.device.is_cpu else here.model.device
+    )
+    return measure_puzzle(model, here.model.dtype, device.name, works, steps, repeats, here.seed)
 
+
+def _colocated(model: Model, work: Workload, labels: dict[str, str], timed_steps: int) -> Case:
+    runner = Runner(model, model, work.requests, work.prompt_tokens, work.cache_tokens)
+    return runner.case(work, Placement("-", model.device.name, model.device.name), labels, timed_steps)
+
+
+def _kernels(here: Here, experiment: str, works: Sequence[Workload], steps: int, repeats: int) -> Rows:
+    cases = [_colocated(here.model, work, {"experiment": experiment}, steps) for work in works]
+    return _measured(here, cases, repeats)
+
+
+def _measured(here: Here, cases: Sequence[Case], repeats: int) -> Rows:
+    samples = measure([case.arm for case in cases], repeats, here.seed)
+    name = here.model.device.name
+    return to_rows(samples, cases, here.model, {"prefill": name, "transfer": name, "decode": name})

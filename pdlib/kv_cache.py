@@ -61,7 +61,9 @@ class KVCache:
         """Forget everything after `lengths` (one for all, or one a request) so that a repeat starts equal."""
         wanted = [lengths] * self.requests if isinstance(lengths, int) else list(lengths)
         if len(wanted) != self.requests or any(not 0 <= n <= self.capacity for n in wanted):
-            raise InputError(f"lengths {wanted} for {self.requests} requests of at most {self.capacity} positions")
+            raise InputError(
+                f"lengths {wanted} for {self.requests} requests of at most {self.capacity} positions"
+            )
         self.lengths = wanted
 
     def check_room(self, new: int) -> None:
@@ -172,7 +174,9 @@ def as_library(cache: KVCache) -> Any:
         def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
             """Nothing to do: the memory is there."""
 
-        def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        def update(
+            self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+        ) -> tuple[Tensor, Tensor]:
             return cache.append(self.index, key_states, value_states)
 
         def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -32,7 +32,9 @@ class Bench:
     def prompts(self) -> Tensor:
         return self.model.prompt(self.work.requests, self.work.prompt_tokens)
 
-    def step(self, phase: str, run: Callable[[], object], before: Callable[[], object] = lambda: None) -> Step:
+    def step(
+        self, phase: str, run: Callable[[], object], before: Callable[[], object] = lambda: None
+    ) -> Step:
         return Step(phase, run, self.model.device, before)
 
     def prefill_step(self) -> Step:
@@ -107,10 +109,9 @@ def cache_left(bench: Bench) -> list[Report]:
 
 def all_logits(bench: Bench) -> list[Report]:
     """The library's prefill with the logits of the last token only against those of every position."""
-    habits = {"honest": baseline.Habits(False, False), "mistaken": baseline.Habits(True, False)}
     arms = [
-        Arm(name, [bench.step("prefill", _bound(baseline.prefill, bench.model, bench.prompts, habit))])
-        for name, habit in habits.items()
+        Arm(name, [bench.step("prefill", _bound(baseline.prefill, bench.model, bench.prompts, every))])
+        for name, every in (("honest", False), ("mistaken", True))
     ]
     return [(sample.arm, sample) for sample in measure(arms, bench.repeats, bench.seed)]
 

@@ -43,7 +43,9 @@ class Runner:
         self.d_cache = d.new_cache(requests, capacity)
         self.p_cache = p.new_cache(requests, prompt_tokens) if self.separated else self.d_cache
 
-    def case(self, workload: Workload, placement: Placement, labels: dict[str, str], timed_steps: int) -> Case:
+    def case(
+        self, workload: Workload, placement: Placement, labels: dict[str, str], timed_steps: int
+    ) -> Case:
         """Prefill on P, hand over if D is elsewhere, decode on D; `timed_steps` decode steps are timed."""
         workload.check_fits(self.p.spec)
         steps = min(timed_steps, workload.decode_steps)
@@ -67,7 +69,8 @@ class Runner:
         hand_over = [Step("transfer", run_transfer, self.p.device)] if self.separated else []
         after = [Step("decode", run_decode, self.d.device, skip_to_middle)] if steps else []
         arm = Arm(
-            f"{placement.name} {workload}", [Step("prefill", run_prefill, self.p.device), *hand_over, *after]
+            f"{placement.name} {workload} {steps} steps",
+            [Step("prefill", run_prefill, self.p.device), *hand_over, *after],
         )
         return Case(arm, workload, steps, labels | {"placement": placement.name})
 
@@ -107,7 +110,9 @@ def filled(model: Model, requests: int, context: int, room: int) -> KVCache:
     return cache
 
 
-def to_rows(samples: Iterable[Sample], cases: Sequence[Case], model: Model, devices: dict[str, str]) -> list[dict[str, Any]]:
+def to_rows(
+    samples: Iterable[Sample], cases: Sequence[Case], model: Model, devices: dict[str, str]
+) -> list[dict[str, Any]]:
     """Samples as rows of the results schema; `devices` names the device of each phase."""
     by_name, rows = {case.arm.name: case for case in cases}, []
     for sample in samples:

@@ -1,7 +1,9 @@
 """Claim 0.13: why does the same decode on the same CPU take longer in one arm of article 000 than in the other?
 
-Every sample of one child process shares its allocator's history, so children are fresh: each makes the model,
-runs the arms once in a shuffled order, and ends. Half of them keep glibc from giving memory back to the system.
+What can differ is the memory that prefill leaves behind and what the allocator does with it. So every sample
+builds exactly that state, without computing it, and times the article's decode loop on it. Samples of one process
+share its heap: children are fresh, run every arm once in a shuffled order, and end. Half of them keep glibc from
+giving memory back to the system.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import itertools
 import multiprocessing
 import random
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +24,7 @@ from pdlib.timers import Arm, Sample, Step, measure
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # mallopt(3)
 HABITS = {
-    f"logits={'kept' if keep else 'dropped'} kv={'views' if views else 'contiguous'}": baseline.Habits(
-        all_logits=keep, keep_logits=keep, kv_views=views
-    )
+    f"logits={'kept' if keep else 'dropped'} kv={'views' if views else 'contiguous'}": (keep, views)
     for keep, views in itertools.product((True, False), repeat=2)
 }
 
@@ -39,24 +40,23 @@ def measure_puzzle(
     """Decode times of the article's loop on `device`, by order × logits × K/V layout × allocator, as rows.
 
     One child process a repeat and allocator; in it every arm runs once, and its place is the row's `order`.
+    Each work's prompt_tokens is the context at which `steps` decode steps are timed.
     """
     whole_numbers(steps=steps, repeats=repeats)
     if not devices.parse(device).is_cpu:
         raise InputError(f"the puzzle is about a CPU's memory; device {device!r} is none")
-    jobs = [
-        (scenario, work, allocator, repeat)
-        for scenario, work in works.items()
-        for repeat in range(repeats)
-        for allocator in allocators()
-    ]
+    jobs = list(itertools.product(works, range(repeats), allocators()))
     random.Random(seed).shuffle(jobs)
-    context = multiprocessing.get_context("spawn")
+    # A server that has imported torch but never computed forks children in which nothing was allocated yet.
+    methods = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    context.set_forkserver_preload(["pdlib.puzzle", "transformers.models.gpt2.modeling_gpt2"])
     rows: list[dict[str, Any]] = []
-    for scenario, work, allocator, repeat in jobs:
-        # A child that dies (out of memory, say) must not take the reader's notebook along.
-        with context.Pool(1) as pool:
-            arguments = (model, dtype, device, scenario, work, steps, allocator, repeat, seed)
-            rows += pool.apply(_child, arguments)
+    for scenario, repeat, allocator in jobs:
+        job = (model, dtype, device, scenario, works[scenario], steps, allocator, repeat, seed)
+        # An executor, not a Pool: a child that is killed (out of memory) raises instead of waiting for ever.
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            rows += pool.submit(_child, *job).result()
     return rows
 
 
@@ -80,15 +80,15 @@ def _child(
     random.Random(f"{seed} {allocator} {repeat} {scenario}").shuffle(arms)
     rows = []
     for order, arm in enumerate(arms):
-        sample = replace(_run(model, work, steps, HABITS[arm]), repeat=repeat, order=order)
+        sample = replace(_run(model, work, steps, *HABITS[arm]), repeat=repeat, order=order)
         rows.append(_row(model, sample, scenario, work, steps, f"{arm} malloc={allocator}"))
         gc.collect()
     return rows
 
 
-def _run(model: models.Model, work: Workload, steps: int, habits: baseline.Habits) -> Sample:
-    """One prefill (the article's, untimed here) and `steps` decode steps in the state it leaves behind."""
-    started = baseline.prefill(model, model.prompt(work.requests, work.prompt_tokens), habits)
+def _run(model: models.Model, work: Workload, steps: int, keep_logits: bool, kv_views: bool) -> Sample:
+    """Build what prefill leaves behind, then time `steps` steps of the article's decode on it."""
+    started = baseline.as_if_prefilled(model, work.requests, work.prompt_tokens, keep_logits, kv_views)
     step = Step("decode", lambda: baseline.decode(model, started, steps), model.device)
     (sample,) = measure([Arm("decode", [step])], 1, warm_up=0)
     return sample

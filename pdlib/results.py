@@ -52,7 +52,7 @@ _LEAST = {  # smallest whole number allowed
     "peak_bytes": 0,
 }
 _NULLABLE = ("page_faults", "peak_bytes")
-PROVENANCE = ("machine", "peaks", "parameters", "profile", "seed", "order", "started", "commit", "note")
+PROVENANCE = ("machine", "peaks", "parameters", "profile", "seed", "started", "commit", "note", "weights")
 
 
 def row(

@@ -114,9 +114,7 @@ class Workload:
     new_tokens: int
 
     def __post_init__(self) -> None:
-        whole_numbers(
-            requests=self.requests, prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens
-        )
+        whole_numbers(requests=self.requests, prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens)
 
     @property
     def decode_steps(self) -> int:
