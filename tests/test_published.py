@@ -39,15 +39,13 @@ def test_rows_are_valid_and_handed_out_as_copies():
 
 
 def test_tokens_over_seconds_are_the_printed_throughputs():
-    rows = published.rows().set_index(["experiment", "machine", "scenario", "placement", "phase"])
+    rows = published.rows().set_index(["experiment", "machine", "scenario", "placement", "phase"]).sort_index()
     rates = metrics.throughput(rows["tokens"], rows["seconds"])
     for run in published.placements().itertuples():
         key = ("placements", "article-000", run.scenario, run.placement)
         # Seconds are printed with four decimals: half a unit of the last one is the tolerance.
         assert rates[*key, "prefill"] == pytest.approx(run.prefill_tokens_per_s, rel=0.6e-4 / run.prefill_s)
-        assert rates[*key, "decode"] == pytest.approx(
-            run.decode_tokens_per_s, rel=0.6e-4 / run.decode_s, abs=0.0051
-        )
+        assert rates[*key, "decode"] == pytest.approx(run.decode_tokens_per_s, rel=0.6e-4 / run.decode_s, abs=0.0051)
     article = rates["phases", "article-001"].droplevel([0, 1])
     assert article["prefill"] == pytest.approx(5325.18, rel=0.6e-4 / 0.2394)
     assert round(article["decode"], 2) == 38.76
