@@ -11,6 +11,8 @@ MACHINE :=
 PARAMS :=
 
 RUN := $(VENV)/bin/python
+# an environment that is there looks after itself
+SETUP_PYTHON = $(or $(wildcard $(RUN)),$(PYTHON))
 # `make record` needs no environment of ours: the one asked for, else ours if it is there, else python3
 RECORD_PYTHON = $(if $(filter command environment,$(firstword $(origin PYTHON))),$(PYTHON),$(if $(wildcard $(RUN)),$(RUN),$(PYTHON)))
 
@@ -29,8 +31,8 @@ help: ## list the targets
 	@echo "Variables of the environment: PYTHON=python3.12 VENV=<folder> TORCH=skip (bring your own build)"
 
 setup:
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not here: install Python 3.11 or newer, or call make with PYTHON=/path/to/python" >&2; exit 2; }
-	@$(PYTHON) tools/setup.py --venv "$(VENV)" --torch "$(TORCH)"
+	@command -v $(SETUP_PYTHON) >/dev/null || { echo "$(PYTHON) is not here: install Python 3.11 or newer, or call make with PYTHON=/path/to/python" >&2; exit 2; }
+	@$(SETUP_PYTHON) -I -S tools/setup.py --venv "$(VENV)" --torch "$(TORCH)"
 
 figures: setup ## run the notebooks, write every chart and table to figures/
 	@$(RUN) -m pdlib.runner figures --profile '$(PROFILE)' --notebook '$(NOTEBOOK)' --source '$(SOURCE)' --labels '$(LABELS)' --machine '$(MACHINE)' --params '$(PARAMS)'

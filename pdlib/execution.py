@@ -152,8 +152,7 @@ class Progress:
             return
         self.next = time.monotonic() + (1 if self.terminal else 30)
         line = "; ".join(
-            f"{w.stem}: cell {w.last.get('cell', 0)} of {w.last.get('of', '?')}, {w.minutes:.1f} min"
-            for w in running
+            f"{w.stem}: cell {w.last.get('cell', 0)} of {w.last.get('of', '?')}, {w.minutes:.1f} min" for w in running
         )
         if self.terminal:
             print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
@@ -195,6 +194,8 @@ def execute(notebook: Path, output: Path, parameters: dict[str, Any], cwd: Path)
 
     Cells begun and the error, if any, are told to the runner.
     """
+    # jsonschema would compile a grammar for checking IRIs on import, 2 s a notebook; notebooks have none
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     import papermill
     from papermill.engines import NBClientEngine, papermill_engines
 
@@ -222,6 +223,7 @@ def execute(notebook: Path, output: Path, parameters: dict[str, Any], cwd: Path)
             parameters=parameters,
             engine_name="telling",
             kernel_name="python3",
+            language="python",
             cwd=str(cwd),
             progress_bar=False,
         )

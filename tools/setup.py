@@ -97,16 +97,18 @@ def make_venv(venv):
             raise SetupError(f"the Python in {venv} is {version.replace(' ', '.')}; 3.11 or newer is needed")
         return
     check_python()
-    others = [name for name in os.listdir(venv) if name != LOCK]
-    if others and not os.path.exists(os.path.join(venv, "pyvenv.cfg")):
+    others = [name for name in os.listdir(venv) if name not in (LOCK, MAKING)]
+    ours = os.path.exists(os.path.join(venv, "pyvenv.cfg")) or os.path.exists(making)
+    if others and not ours:
         raise SetupError(f"{venv} holds something that is no virtual environment; choose another VENV=")
+    open(making, "w").close()
     for name in others:
         path = os.path.join(venv, name)
         shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
-    open(making, "w").close()
     step = f"{venv} with Python {sys.version_info[0]}.{sys.version_info[1]}"
     try:
-        call(step, sys.executable, "-m", "venv", venv)
+        # when called by the very environment that is replaced: the Python that it was made from
+        call(step, getattr(sys, "_base_executable", sys.executable), "-m", "venv", venv)
     except SetupError as error:
         raise SetupError(f"{error}. On Debian or Ubuntu: apt install python3-venv") from None
     os.unlink(making)
