@@ -145,7 +145,8 @@ def self_check(device: Device, dtype: str = "float32", tolerance: float | None =
             k, v = torch.randn(2, 2, 4, length, 64, generator=generator)
             there = [t.to(device.torch, getattr(torch, dtype)) for t in (q, k, v)]
             expected = attend(q, k, v, None, queries > 1)
-            error = (attend(there[0], there[1], there[2], None, queries > 1).float().cpu() - expected).abs().max().item()
+            given = attend(there[0], there[1], there[2], None, queries > 1)
+            error = (given.float().cpu() - expected).abs().max().item()
             if not error <= allowed:
                 raise InputError(
                     f"attention on {device.name} in {dtype} is off by {error:.2g} at length {length} "
@@ -169,9 +170,7 @@ def fingerprint() -> dict[str, Any]:
     import transformers
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    allocator = {
-        k: v for k, v in os.environ.items() if k.startswith(("MALLOC_", "LD_PRELOAD", "OMP_", "KMP_"))
-    }
+    allocator = {k: v for k, v in os.environ.items() if k.startswith(("MALLOC_", "LD_PRELOAD", "OMP_", "KMP_"))}
     return {
         "cpu": _cpu_name(),
         "cores": CORES,

@@ -61,9 +61,7 @@ class KVCache:
         """Forget everything after `lengths` (one for all, or one a request) so that a repeat starts equal."""
         wanted = [lengths] * self.requests if isinstance(lengths, int) else list(lengths)
         if len(wanted) != self.requests or any(not 0 <= n <= self.capacity for n in wanted):
-            raise InputError(
-                f"lengths {wanted} for {self.requests} requests of at most {self.capacity} positions"
-            )
+            raise InputError(f"lengths {wanted} for {self.requests} requests of at most {self.capacity} positions")
         self.lengths = wanted
 
     def check_room(self, new: int) -> None:
@@ -159,6 +157,13 @@ def static_cache(config: Any, capacity: int) -> Any:
     return StaticCache(config=config, max_cache_len=capacity)
 
 
+def fill_library(target: Any, source: KVCache, context: int) -> None:
+    """Copy `context` positions of our cache into an empty cache of the library."""
+    for layer in range(source.data.shape[0]):
+        keys, values = source.data[layer, :, :, :, :context].clone()  # 2 × (B, KV, T, D)
+        target.update(keys, values, layer)
+
+
 def as_library(cache: KVCache) -> Any:
     """`cache` behind the library's cache API, for architectures without layers of our own."""
     from transformers.cache_utils import Cache, CacheLayerMixin
@@ -174,9 +179,7 @@ def as_library(cache: KVCache) -> Any:
         def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
             """Nothing to do: the memory is there."""
 
-        def update(
-            self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
-        ) -> tuple[Tensor, Tensor]:
+        def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
             return cache.append(self.index, key_states, value_states)
 
         def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

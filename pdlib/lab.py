@@ -6,6 +6,7 @@ import datetime
 import subprocess
 from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -83,9 +84,7 @@ class Lab:
         if self.source == "measured":
             return self.here.model.spec
         if self.model_name != GPT2.name:
-            raise InputError(
-                f"recorded rows are of {GPT2.name}, not {self.model_name!r}; leave model as it is"
-            )
+            raise InputError(f"recorded rows are of {GPT2.name}, not {self.model_name!r}; leave model as it is")
         return GPT2
 
     @property
@@ -110,10 +109,15 @@ class Lab:
         frame = results.frame(getattr(experiments, experiment)(self.here, **sizes))
         self._rows.append(frame)
         self._parameters[experiment] = sizes
+        self.save(pd.concat(self._rows), self._parameters)
+        return frame
+
+    def save(self, frame: pd.DataFrame, parameters: dict[str, Any]) -> Path:
+        """Write rows measured here, with where they come from, beside the earlier ones; returns the CSV."""
         provenance = {
             "machine": self.facts["machine"],
             "peaks": self.facts["peaks"],
-            "parameters": self._parameters,
+            "parameters": parameters,
             "profile": self._profile,
             "seed": self.seed,
             "started": self._started,
@@ -121,8 +125,7 @@ class Lab:
             "note": self._note,
             "weights": self.facts["weights"],
         }
-        results.save(pd.concat(self._rows), provenance, self.notebook, self.machine, self.keep)
-        return frame
+        return results.save(frame, provenance, self.notebook, self.machine, self.keep)
 
     def __str__(self) -> str:
         facts, peak = self.facts["machine"], self.device

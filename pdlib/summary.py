@@ -42,10 +42,18 @@ def groups(rows: pd.DataFrame) -> list[tuple[str, str]]:
     return sorted(pairs, key=lambda pair: order.index(pair[0]))
 
 
+def whole_seconds(rows: pd.DataFrame) -> pd.Series:
+    """Seconds of the whole phase: where a part of the decode steps was timed, scaled to all of them."""
+    asked = rows["requests"] * (rows["new_tokens"] - 1)
+    part = (rows["phase"] == "decode") & (rows["tokens"] < asked)
+    return rows["seconds"] * (asked / rows["tokens"].where(part, asked))
+
+
 def placed(rows: pd.DataFrame) -> pd.DataFrame:
     """Samples of the experiment 'placements' with their role (fast, split, slow) and, as a further
     phase 'total', the sum of the phases of every repeat; scenarios in the articles' order."""
     found = rows[(rows["experiment"] == "placements") & rows["placement"].isin(ROLES)]
+    found = found.assign(seconds=whole_seconds(found))
     key = [*GROUP, "scenario", "placement", "repeat"]
     total = found.groupby(key, sort=False, as_index=False)["seconds"].sum().assign(phase="total")
     both = pd.concat([found[[*key, "phase", "seconds"]], total], ignore_index=True)
@@ -63,9 +71,7 @@ def placed(rows: pd.DataFrame) -> pd.DataFrame:
 def split_gain(rows: pd.DataFrame) -> pd.DataFrame:
     """slow ÷ split for prefill, decode and total: source, machine, scenario, phase, ratio, low, high, n."""
     made = []
-    for (source, machine, scenario, phase), part in placed(rows).groupby(
-        [*GROUP, "scenario", "phase"], sort=False
-    ):
+    for (source, machine, scenario, phase), part in placed(rows).groupby([*GROUP, "scenario", "phase"], sort=False):
         slow, split = (part.loc[part["role"] == role, "seconds"] for role in ("slow", "split"))
         if phase != "transfer" and len(slow) and len(split):
             interval = metrics.ratio_interval(slow, split)

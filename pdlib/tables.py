@@ -148,10 +148,7 @@ def table1(rows: pd.DataFrame, lang: str = "en") -> pd.DataFrame:
     table = published.table1()
     seconds = _article_seconds()
     exact = pd.DataFrame(
-        {
-            ARTICLE_COLUMNS[role]: [seconds[s, role, "prefill"] for s in table["scenario"]]
-            for role in ARTICLE_COLUMNS
-        }
+        {ARTICLE_COLUMNS[role]: [seconds[s, role, "prefill"] for s in table["scenario"]] for role in ARTICLE_COLUMNS}
     )
     exact["saved"] = exact["pd_cpu"] - exact["p_gpu_d_cpu"]
     return _with_exact(table, exact.round(4), 4, rows, lang)
@@ -185,9 +182,7 @@ def _article_seconds() -> pd.Series:
     return placed(published.rows()).set_index(["scenario", "role", "phase"])["seconds"]
 
 
-def _with_exact(
-    table: pd.DataFrame, exact: pd.DataFrame, places: int, rows: pd.DataFrame, lang: str
-) -> pd.DataFrame:
+def _with_exact(table: pd.DataFrame, exact: pd.DataFrame, places: int, rows: pd.DataFrame, lang: str) -> pd.DataFrame:
     """`table` as printed, then: where rounding `exact` gives other digits; the live rows; `exact` itself."""
     checks = []
     for at in table.index:
@@ -212,7 +207,8 @@ def _live_cells(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 
     Table 1 (no column 'phase') is about prefill and ends in slow − split, table 2 in the ratio of both.
     """
-    times = placed(_live(rows, "placements"))
+    live = _live(rows, "placements")
+    times, gains = placed(live), split_gain(live).set_index([*GROUP, "scenario", "phase"])
     phases = table["phase"] if "phase" in table else pd.Series("prefill", index=table.index)
     made = {}
     for source, machine in groups(times):
@@ -220,20 +216,15 @@ def _live_cells(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
         for placement in mine["placement"].unique():
             cells = []
             for scenario, phase in zip(table["scenario"], phases, strict=True):
-                pick = (
-                    (mine["scenario"] == scenario)
-                    & (mine["placement"] == placement)
-                    & (mine["phase"] == phase)
-                )
+                pick = (mine["scenario"] == scenario) & (mine["placement"] == placement) & (mine["phase"] == phase)
                 sample = mine.loc[pick, "seconds"]
                 cells.append(interval(*metrics.median_interval(sample)) if len(sample) else "")
             made[f"{source}:{machine}:{placement} (s)"] = cells
-        gain = split_gain(mine.assign(experiment="placements")).set_index(["scenario", "phase"])
         for phase_of, header in ((list(phases), "phase_ratio"), (["total"] * len(table), "total_ratio")):
             if "phase" in table or header == "phase_ratio":
                 made[f"{source}:{machine}:{header}"] = [
-                    interval(*gain.loc[key, ["ratio", "low", "high"]])
-                    if (key := (s, p)) in gain.index
+                    interval(*gains.loc[key, ["ratio", "low", "high"]])
+                    if (key := (source, machine, s, p)) in gains.index
                     else ""
                     for s, p in zip(table["scenario"], phase_of, strict=True)
                 ]
