@@ -22,12 +22,8 @@ LATIN = "".join(map(chr, [*range(0x20, 0x7F), *range(0xA0, 0x180)])) + "–—�
 def main(collections: list[str]) -> None:
     text = LATIN + "".join(en + zh for en, zh in words.WORDS.values())
     for collection in collections:
-        font = next(
-            f for f in TTCollection(collection).fonts if f["name"].getDebugName(1) == "Noto Sans CJK SC"
-        )
-        options = subset.Options(
-            layout_features=["kern", "mark"], name_IDs=[0, 1, 2, 7, 13, 14], hinting=False
-        )
+        font = next(f for f in TTCollection(collection).fonts if f["name"].getDebugName(1) == "Noto Sans CJK SC")
+        options = subset.Options(layout_features=["kern", "mark"], name_IDs=[0, 1, 2, 7, 13, 14], hinting=False)
         options.notdef_outline = True
         options.desubroutinize = True
         subsetter = subset.Subsetter(options)

@@ -42,9 +42,7 @@ def inputs() -> list[str]:
 def resolve(requirements: list[str]) -> dict[str, dict[str, Any]]:
     """pip's answer to `requirements`: canonical name → metadata (name, version, requires_dist, ...)."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "-qq"]
-    report = subprocess.run(
-        [*command, "--report", "-", *requirements], stdout=subprocess.PIPE, check=True
-    ).stdout
+    report = subprocess.run([*command, "--report", "-", *requirements], stdout=subprocess.PIPE, check=True).stdout
     found = {}
     for item in json.loads(report)["install"]:
         metadata = item["metadata"]
@@ -82,9 +80,7 @@ def needed_elsewhere(found: dict[str, dict[str, Any]]) -> dict[str, str]:
     return missing
 
 
-def inherit(
-    markers: dict[str, str], found: dict[str, dict[str, Any]], everywhere: set[str]
-) -> dict[str, str]:
+def inherit(markers: dict[str, str], found: dict[str, dict[str, Any]], everywhere: set[str]) -> dict[str, str]:
     """Give what only marked packages need the marker of the one that needs it: name → marker."""
     from pip._vendor.packaging.requirements import Requirement
 
@@ -165,9 +161,7 @@ def write(packages: dict[str, dict[str, Any]], markers: dict[str, str]) -> None:
 def main() -> None:
     if sys.version_info[:2] != OLDEST:
         wanted = ".".join(map(str, OLDEST))
-        raise SystemExit(
-            f"make lock resolves with the oldest Python supported: make lock PYTHON=python{wanted}"
-        )
+        raise SystemExit(f"make lock resolves with the oldest Python supported: make lock PYTHON=python{wanted}")
     if "--inside" not in sys.argv:  # a system Python may refuse pip even to look: use a throwaway venv
         with tempfile.TemporaryDirectory() as folder:
             subprocess.run([sys.executable, "-m", "venv", folder], check=True)

@@ -145,9 +145,7 @@ def install(venv, torch):
     locked = ("-qq", "--require-hashes", "-r", lock)
     call("the packages of requirements.lock (a minute or two)", *pip_install, *locked)
     # the build backend is one of the locked packages, so this step needs no network
-    call(
-        "pdlib, editable", *pip_install, "-qq", "--no-deps", "--no-build-isolation", "--no-index", "-e", ROOT
-    )
+    call("pdlib, editable", *pip_install, "-qq", "--no-deps", "--no-build-isolation", "--no-index", "-e", ROOT)
     print("set-up: compiling", flush=True)  # on all cores, which pip does on one
     where = answers(venv, "import sysconfig; print(sysconfig.get_paths()['purelib'])")
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # some packages carry templates
