@@ -52,9 +52,7 @@ def decode(model: Model, started: Started, steps: int) -> Tensor:
     return torch.cat(made, dim=1)
 
 
-def as_if_prefilled(
-    model: Model, requests: int, prompt_tokens: int, keep_logits: bool, kv_views: bool
-) -> Started:
+def as_if_prefilled(model: Model, requests: int, prompt_tokens: int, keep_logits: bool, kv_views: bool) -> Started:
     """The memory that `prefill` leaves behind, without its arithmetic: same sizes, layout and lifetimes.
 
     `keep_logits`: the logits of all positions stay alive, as the article's variables keep them. `kv_views`: keys

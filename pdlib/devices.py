@@ -12,11 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import torch
 
 from pdlib.ops import Linear, attend
 from pdlib.spec import DTYPE_BYTES, DeviceSpec, InputError, one_of
+
+try:
+    import psutil
+except ImportError:  # `make record` asks a GPU machine for torch, transformers and pandas only
+    psutil = None
 
 CORES = os.cpu_count() or 1
 
@@ -58,7 +62,7 @@ class Device:
         """Memory that can still be allocated, in bytes."""
         if self.torch_name.startswith("cuda"):
             return torch.cuda.mem_get_info(self.torch)[0]
-        return psutil.virtual_memory().available  # MPS shares the machine's memory
+        return _memory_bytes()[1]  # MPS shares the machine's memory
 
 
 def present() -> list[str]:
@@ -74,7 +78,7 @@ def parse(name: str) -> Device:
     here = f"this machine has: {', '.join(present())}; cpu@N is the CPU with N threads, N = 1 … {CORES}"
     match = re.fullmatch(r"(cuda|mps|xpu|cpu)(?::(\d+))?(?:@(\d+))?", name) if isinstance(name, str) else None
     kind, index, threads = match.groups() if match else (None, None, None)
-    if kind is None or (threads and kind != "cpu") or (index and kind in ("cpu", "mps")):
+    if kind is None or (threads and kind != "cpu") or (index and kind != "cuda"):
         raise InputError(f"unknown device {name!r}; {here}")
     if kind == "cpu":
         count = int(threads) if threads else CORES
@@ -156,6 +160,15 @@ def self_check(device: Device, dtype: str = "float32", tolerance: float | None =
     return f"attention on {device.name} in {dtype}: at most {worst:.1e} from CPU float32"
 
 
+def _memory_bytes() -> tuple[int, int]:
+    """The machine's memory: all of it, and what is available (without psutil: all of it again)."""
+    if psutil is not None:
+        memory = psutil.virtual_memory()
+        return memory.total, memory.available
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return total, total
+
+
 def _cpu_name() -> str:
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -175,7 +188,7 @@ def fingerprint() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cores": CORES,
         "gpu": ", ".join(gpus) or next((n for n in present() if n in ("mps", "xpu")), "none"),
-        "memory_bytes": psutil.virtual_memory().total,
+        "memory_bytes": _memory_bytes()[0],
         "os": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": torch.__version__,

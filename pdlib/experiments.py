@@ -45,9 +45,7 @@ def mistakes(here: Here, requests: int, prompt_tokens: int, steps: int, repeats:
     return measure_mistakes(here.model, Workload(requests, prompt_tokens, steps + 1), repeats, here.seed)
 
 
-def phases(
-    here: Here, requests: int, prompt_tokens: int, new_tokens: int, timed_steps: int, repeats: int
-) -> Rows:
+def phases(here: Here, requests: int, prompt_tokens: int, new_tokens: int, timed_steps: int, repeats: int) -> Rows:
     """Article 001: its loop and pdlib's kernels on the same workload, interleaved."""
     work = Workload(requests, prompt_tokens, new_tokens)
     labels = {"experiment": "phases"}
@@ -105,9 +103,7 @@ def placements(
 def puzzle(here: Here, model: str, requests: int, context: int, steps: int, repeats: int) -> Rows:
     """Claim 0.13: the article's decode by logits kept × K/V layout × allocator × order, in fresh processes."""
     works = {"long": Workload(requests, context, steps + 1)}
-    device = (
-        here.slow.device if here.slow.device.is_cpu and not here.model.device.is_cpu else here.model.device
-    )
+    device = here.slow.device if here.slow.device.is_cpu and not here.model.device.is_cpu else here.model.device
     return measure_puzzle(model, here.model.dtype, device.name, works, steps, repeats, here.seed)
 
 

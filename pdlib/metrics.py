@@ -50,9 +50,7 @@ def throughput(tokens: Any, seconds: Any) -> Any:
     return tokens / seconds
 
 
-def attainment(
-    arrivals: ArrayLike, times: Sequence[ArrayLike], ttft_slo_s: float, tpot_slo_s: float
-) -> float:
+def attainment(arrivals: ArrayLike, times: Sequence[ArrayLike], ttft_slo_s: float, tpot_slo_s: float) -> float:
     """Share of requests with TTFT and TPOT within their SLOs; a request of one token has no TPOT to miss."""
     first = ttft(arrivals, times) <= ttft_slo_s
     per_token = tpot(times)

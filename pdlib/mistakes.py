@@ -32,9 +32,7 @@ class Bench:
     def prompts(self) -> Tensor:
         return self.model.prompt(self.work.requests, self.work.prompt_tokens)
 
-    def step(
-        self, phase: str, run: Callable[[], object], before: Callable[[], object] = lambda: None
-    ) -> Step:
+    def step(self, phase: str, run: Callable[[], object], before: Callable[[], object] = lambda: None) -> Step:
         return Step(phase, run, self.model.device, before)
 
     def prefill_step(self) -> Step:

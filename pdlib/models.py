@@ -145,9 +145,7 @@ def from_library(hf: Any, name: str, weights: str, device: Device, dtype: str) -
     spec = ModelSpec.from_hf(name, hf.config)
     window = getattr(hf.config, "sliding_window", None)
     if window and window < spec.positions and getattr(hf.config, "use_sliding_window", True):
-        raise InputError(
-            f"{name} attends through a window of {window} tokens, which the cache here does not model"
-        )
+        raise InputError(f"{name} attends through a window of {window} tokens, which the cache here does not model")
     ours: Any = {"gpt2": GPT2Layers, "llama": LlamaLayers}.get(hf.config.model_type)
     head = Linear(hf.get_output_embeddings().weight, getattr(hf.get_output_embeddings(), "bias", None))
     layers: Callable[[Tensor, KVCache], Tensor] = ours(hf) if ours else _LibraryLayers(hf)
@@ -165,9 +163,7 @@ class _LibraryLayers:
     def __call__(self, tokens: Tensor, cache: KVCache) -> Tensor:
         new = tokens.shape[1]
         mask, _ = cache.mask(new)
-        if (
-            mask is None
-        ):  # the library builds its own mask from a length; ours is explicit and never ambiguous
+        if mask is None:  # the library builds its own mask from a length; ours is explicit and never ambiguous
             keys = torch.arange(cache.lengths[0] + new, device=tokens.device)
             mask = (keys <= cache.positions(new)[:, :, None])[:, None]
         out = self.body(

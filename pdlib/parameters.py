@@ -139,9 +139,7 @@ def _lengths(values: Mapping[str, Any]) -> list[tuple[int, int]]:
     found = [(values.get("prompt_tokens"), values.get("new_tokens"))]
     for value in values.values():
         if isinstance(value, dict):
-            found += [
-                tuple(pair) for pair in value.values() if isinstance(pair, list | tuple) and len(pair) == 2
-            ]
+            found += [tuple(pair) for pair in value.values() if isinstance(pair, list | tuple) and len(pair) == 2]
     return [pair for pair in found if all(isinstance(n, int) for n in pair)]  # type: ignore[misc]
 
 

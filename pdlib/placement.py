@@ -43,9 +43,7 @@ class Runner:
         self.d_cache = d.new_cache(requests, capacity)
         self.p_cache = p.new_cache(requests, prompt_tokens) if self.separated else self.d_cache
 
-    def case(
-        self, workload: Workload, placement: Placement, labels: dict[str, str], timed_steps: int
-    ) -> Case:
+    def case(self, workload: Workload, placement: Placement, labels: dict[str, str], timed_steps: int) -> Case:
         """Prefill on P, hand over if D is elsewhere, decode on D; `timed_steps` decode steps are timed."""
         workload.check_fits(self.p.spec)
         steps = min(timed_steps, workload.decode_steps)

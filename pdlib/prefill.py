@@ -30,9 +30,7 @@ def prefill(
     chunk = padded if chunk is None else chunk
     whole_numbers(chunk=chunk)
     if len(true) != requests or any(not 1 <= n <= padded for n in true):
-        raise InputError(
-            f"lengths {true} for {requests} prompts padded to {padded}: give one in 1 … {padded} each"
-        )
+        raise InputError(f"lengths {true} for {requests} prompts padded to {padded}: give one in 1 … {padded} each")
     if not cache.uniform or cache.requests != requests:
         raise InputError(f"prefill of {requests} prompts needs a cache of {requests} equally long requests")
     cache.check_room(padded)
@@ -42,9 +40,7 @@ def prefill(
     with torch.inference_mode(), model.device.active():
         for start in range(0, padded, chunk):
             hidden = model.layers(tokens[:, start : start + chunk], cache)  # (B, ≤ chunk, d)
-            here = ((last >= start) & (last < start + chunk)).nonzero()[
-                :, 0
-            ]  # prompts that end in this chunk
+            here = ((last >= start) & (last < start + chunk)).nonzero()[:, 0]  # prompts that end in this chunk
             ends[here] = hidden[here, last[here] - start]
         cache.rewind([past + n for n in true])
         return model.head(ends)  # (B, V): logits of the last real token only

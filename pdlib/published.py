@@ -119,9 +119,7 @@ def _placed(
     return made
 
 
-def _row(
-    experiment: str, machine: str, run: dict[str, Any], phase: str, device: str, **more: Any
-) -> dict[str, Any]:
+def _row(experiment: str, machine: str, run: dict[str, Any], phase: str, device: str, **more: Any) -> dict[str, Any]:
     return results.row(
         experiment=experiment,
         machine=machine,

@@ -135,9 +135,7 @@ def _whole(column: pd.Series, least: int, nullable: bool) -> pd.Series:
     number = pd.to_numeric(column, errors="coerce")
     absent = column.isna()
     with np.errstate(invalid="ignore"):
-        good = (number.astype("Float64") >= least).fillna(False) & (number.astype("Float64") % 1 == 0).fillna(
-            False
-        )
+        good = (number.astype("Float64") >= least).fillna(False) & (number.astype("Float64") % 1 == 0).fillna(False)
     bad = ~(good.astype(bool) | (absent & nullable)) | _is_bool(column)
     _refuse(column, bad, f"give a whole number of at least {least}" + (" or nothing" if nullable else ""))
     return number.astype("Int64") if nullable else number.astype("int64")
@@ -193,12 +191,8 @@ def load(notebook: str, machine: str, source: str = "measured") -> tuple[pd.Data
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{beside} is not a provenance record of this project; measure again") from error
     if hashlib.sha256(content).hexdigest() != checksum:
-        raise InputError(
-            f"{path} is not the file that {beside.name} describes (truncated or changed); measure again"
-        )
-    rows = validate(
-        pd.read_csv(io.BytesIO(content), keep_default_na=False, na_values={k: [""] for k in _NULLABLE})
-    )
+        raise InputError(f"{path} is not the file that {beside.name} describes (truncated or changed); measure again")
+    rows = validate(pd.read_csv(io.BytesIO(content), keep_default_na=False, na_values={k: [""] for k in _NULLABLE}))
     if len(rows) != count:
         raise InputError(f"{path} has {len(rows)} rows where {beside.name} says {count}; measure again")
     if source == "recorded":

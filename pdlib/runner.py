@@ -55,9 +55,7 @@ class Job:
         self.notebook, self.stem, self.values = notebook, notebook.stem, values
         self.inputs = staging.inputs(root, notebook, values)
         self.expected = [
-            f"figures/{name}.{ending}"
-            for name, endings in OUTPUTS.get(self.stem, {}).items()
-            for ending in endings
+            f"figures/{name}.{ending}" for name, endings in OUTPUTS.get(self.stem, {}).items() for ending in endings
         ]
 
 
@@ -112,9 +110,7 @@ def plan(
         jobs.append(Job(root, path, values))
     for name in set(given) - used:
         names = sorted(set().union(*(known[job.stem] for job in jobs)))
-        raise InputError(
-            f"PARAMS: no notebook to run has a parameter {name!r}; they have: {', '.join(names)}"
-        )
+        raise InputError(f"PARAMS: no notebook to run has a parameter {name!r}; they have: {', '.join(names)}")
     return jobs
 
 
