@@ -201,8 +201,9 @@ def roofline(rows: pd.DataFrame, model: ModelSpec, device: DeviceSpec, lang: str
         ha="left",
         color=QUIET,
     )
-    start = (left * 1.15, left * 1.15 * slope)
-    label(axes, words.say("roofline.slope", lang, digits(slope)), start, (10, -4), va="top", color=QUIET)
+    half = (left * ridge) ** 0.5  # above the middle of the slope, where no point can lie
+    text = words.say("roofline.slope", lang, digits(slope))
+    label(axes, text, (half, half * slope), (-6, 4), ha="right", va="bottom", color=QUIET)
     note_at = {"transform": axes.transAxes, "ha": "right", "size": 8.5, "color": QUIET}
     axes.text(1, 0.02, words.say("roofline.ideal", lang), **note_at)
     axes.set_xlim(left, right)
