@@ -115,16 +115,17 @@ def _best_rate(work: float, run: Callable[[], Any], device: Device, seconds: flo
     return best
 
 
-@functools.cache
-def measure_peaks(device: Device, dtype: str = "float32", megabytes: int = 256) -> DeviceSpec:
-    """Measured peaks: matrix product at two sizes, read (sum) and copy of `megabytes`; kept for the run.
+def measure_peaks(
+    device: Device, dtype: str = "float32", known: DeviceSpec | None = None, megabytes: int = 256
+) -> DeviceSpec:
+    """Measured peaks: matrix product at two sizes, read (sum) and copy of `megabytes`; never below `known`.
 
-    The best of several calls counts: a peak is what the device can do when nothing disturbs it.
+    The best of all calls counts: a peak is what the device can do when nothing disturbs it.
     """
     one_of("dtype", dtype, DTYPE_BYTES)
     kind = getattr(torch, dtype)
     with torch.inference_mode(), device.active():
-        flops = 0.0
+        flops = known.flops_per_s if known else 0.0
         for n in (1024, 2048) if device.is_cpu else (4096, 8192):
             x = torch.randn(n, n, device=device.torch, dtype=kind)
             flops = max(flops, _best_rate(2 * n**3, functools.partial(Linear(x, None), x), device))
@@ -132,6 +133,8 @@ def measure_peaks(device: Device, dtype: str = "float32", megabytes: int = 256) 
         target = torch.empty_like(source)
         read = _best_rate(source.nbytes, source.sum, device)
         copy = _best_rate(2 * source.nbytes, lambda: target.copy_(source), device)
+    if known:
+        read, copy = max(read, known.read_bytes_per_s), max(copy, known.copy_bytes_per_s)
     return DeviceSpec(device.name, flops, read, copy, f"measured, {dtype}")
 
 

@@ -41,6 +41,7 @@ class Lab:
         saved to. Devices and folders are checked here, before any work.
         """
         one_of("source", source, ("measured", "recorded"))
+        one_of("keep", keep, ("measured", "recorded"))
         one_of("dtype", dtype, DTYPE_BYTES)
         self.notebook, self.source, self.model_name, self.dtype = notebook, source, model, dtype
         self.fast, self.slow, self.seed, self.keep = fast, slow, seed, keep
@@ -74,9 +75,19 @@ class Lab:
             if not device.is_cpu:
                 devices.self_check(device, self.dtype)
         model = models.load(self.model_name, fast, self.dtype, self.seed)
-        self.facts["peaks"] = {d.name: asdict(devices.measure_peaks(d, self.dtype)) for d in (fast, slow)}
         self.facts["weights"] = model.weights
-        return Here(model, model if slow == fast else model.on(slow), self.seed)
+        here = Here(model, model if slow == fast else model.on(slow), self.seed)
+        self._measure_peaks(here)
+        return here
+
+    def _measure_peaks(self, here: Here) -> None:
+        """Measure the devices' peaks, again after each experiment, and keep the best: a peak is undisturbed."""
+        from pdlib.devices import measure_peaks
+
+        for device in dict.fromkeys((here.model.device, here.slow.device)):
+            known = self.facts["peaks"].get(device.name)
+            best = measure_peaks(device, self.dtype, DeviceSpec(**known) if known else None)
+            self.facts["peaks"][device.name] = asdict(best)
 
     @property
     def spec(self) -> ModelSpec:
@@ -97,6 +108,11 @@ class Lab:
         """Measured peaks of the (fast) device."""
         return self.peaks[self.machine]
 
+    @property
+    def note(self) -> str:
+        """What a reader of recorded rows has to know, for captions."""
+        return str(self.facts.get("note", ""))
+
     def rows(self, experiment: str, **sizes: Any) -> pd.DataFrame:
         """Rows of an experiment of pdlib.experiments: measured now with `sizes` and saved, or as recorded."""
         if self.source == "recorded":
@@ -113,7 +129,8 @@ class Lab:
         return frame
 
     def save(self, frame: pd.DataFrame, parameters: dict[str, Any]) -> Path:
-        """Write rows measured here, with where they come from, beside the earlier ones; returns the CSV."""
+        """Write rows measured here, with where they come from; returns the CSV."""
+        self._measure_peaks(self.here)
         provenance = {
             "machine": self.facts["machine"],
             "peaks": self.facts["peaks"],

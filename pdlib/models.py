@@ -129,6 +129,7 @@ def random_model(config: Any, seed: int) -> Any:
 
     with no_init_weights():  # the library would draw every weight twice
         hf = transformers.AutoModelForCausalLM.from_config(config)
+    hf.tie_weights()  # which the library leaves out together with the drawing
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in hf.named_parameters():
@@ -199,9 +200,13 @@ def _local_folder(name: str) -> str | None:
         if (folder / "config.json").is_file():
             return str(folder)
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
     for repository in (name, f"openai-community/{name}"):
-        found = [try_to_load_from_cache(repository, file) for file in ("config.json", "model.safetensors")]
+        try:
+            found = [try_to_load_from_cache(repository, file) for file in ("config.json", "model.safetensors")]
+        except HFValidationError:  # no repository can have that name
+            continue
         if all(isinstance(path, str) for path in found):
             return str(Path(str(found[0])).parent)
     return None

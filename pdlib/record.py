@@ -114,7 +114,14 @@ def _record(asked: argparse.Namespace) -> int:
         if notebook not in labs:
             pair = "auto" if notebook == "02_placements" else ""
             labs[notebook] = Lab(
-                notebook, slow=pair, profile=asked.profile, keep="recorded", note=asked.note, seed=values["seed"]
+                notebook,
+                model=values["model"],
+                dtype=values["dtype"],
+                slow=pair,
+                seed=values["seed"],
+                profile=asked.profile,
+                keep="recorded",
+                note=asked.note,
             )
             print(labs[notebook], flush=True)
         start = time.monotonic()

@@ -42,11 +42,24 @@ def groups(rows: pd.DataFrame) -> list[tuple[str, str]]:
     return sorted(pairs, key=lambda pair: order.index(pair[0]))
 
 
+def _partly_timed(rows: pd.DataFrame) -> pd.Series:
+    """Which rows are of a decode of which only some steps were timed."""
+    return (rows["phase"] == "decode") & (rows["tokens"] < rows["requests"] * (rows["new_tokens"] - 1))
+
+
 def whole_seconds(rows: pd.DataFrame) -> pd.Series:
     """Seconds of the whole phase: where a part of the decode steps was timed, scaled to all of them."""
-    asked = rows["requests"] * (rows["new_tokens"] - 1)
-    part = (rows["phase"] == "decode") & (rows["tokens"] < asked)
-    return rows["seconds"] * (asked / rows["tokens"].where(part, asked))
+    scale = rows["requests"] * (rows["new_tokens"] - 1) / rows["tokens"]
+    return rows["seconds"] * scale.where(_partly_timed(rows), 1.0)
+
+
+def timed_part(rows: pd.DataFrame, lang: str) -> list[str]:
+    """What a caption says where only a part of the decode steps was timed (and scaled by whole_seconds)."""
+    part = rows[_partly_timed(rows) & (rows["experiment"] != "mistakes")]
+    if part.empty:
+        return []
+    steps = (part["tokens"] // part["requests"]).unique(), (part["new_tokens"] - 1).unique()
+    return [words.say("timed part", lang, *("/".join(map(str, sorted(n))) for n in steps))]
 
 
 def placed(rows: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 from pdlib.spec import one_of
 
 LANGUAGES = ("en", "zh")
@@ -23,6 +25,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "unknown": ("weights unknown", "权重未知"),
     "kernels": ("kernel {0}", "内核 {0}"),
     "samples": ("n = {0}, median and 95 % interval", "n = {0}，中位数与95%区间"),
+    "timed part": ("decode: {0} of {1} steps timed", "Decode：{1}步中计时{0}步"),
     "sample": ("one sample each", "各一个样本"),
     "no rows": ("no rows of this experiment yet", "此实验尚无数据"),
     "article's loop": ("article's loop", "文章的循环"),
@@ -201,3 +204,23 @@ def say(key: str, lang: str, *values: object) -> str:
 def name(key: str, lang: str) -> str:
     """Like `say` where there may be nothing to translate: a key without words stands for itself."""
     return say(key, lang) if key in WORDS else key
+
+
+def wrapped(lines: list[str], width: int) -> list[str]:
+    """Lines of at most `width` columns, broken at blanks; a Chinese character counts as two columns."""
+    made = []
+    for line in lines:
+        now = ""
+        for word in line.split(" "):
+            if now and _columns(f"{now} {word}") > width:
+                made.append(now)
+                now = "    " + word
+            else:
+                now = f"{now} {word}" if now else word
+        made.append(now)
+    return made
+
+
+def _columns(text: str) -> int:
+    """Width of `text` in columns of a Latin letter."""
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)

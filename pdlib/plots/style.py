@@ -8,7 +8,6 @@ own fonts are never asked and the same rows give the same bytes.
 from __future__ import annotations
 
 import io
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
@@ -27,7 +26,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from pdlib import paths, words
 from pdlib.results import validate
 from pdlib.spec import InputError
-from pdlib.summary import group_name, groups
+from pdlib.summary import group_name, groups, timed_part
 
 P = ParamSpec("P")
 
@@ -142,7 +141,7 @@ def chart(
 
     `height` is that of the drawing in inches; title and caption come on top and are kept clear.
     """
-    lines = wrapped([*captions(rows, lang), *([note] if note else [])], 165)
+    lines = words.wrapped([*captions(rows, lang), *([note] if note else [])], 165)
     top, bottom = 0.62, 0.16 + 0.155 * len(lines)
     full = height + top + bottom
     figure = Chart(figsize=(WIDTH, full), layout="constrained")
@@ -196,6 +195,7 @@ def captions(rows: pd.DataFrame, lang: str) -> list[str]:
             ", ".join(_unique(part, "dtype")),
             *([words.say("kernels", lang, ", ".join(named))] if named else []),
             words.say("samples", lang, most) if most > 1 else words.say("sample", lang),
+            *timed_part(part, lang),
         ]
         lines.append(f"{words.say(source, lang)}: {' · '.join(parts)}")
     return lines or [words.say("no rows", lang)]
@@ -203,26 +203,6 @@ def captions(rows: pd.DataFrame, lang: str) -> list[str]:
 
 def _unique(rows: pd.DataFrame, column: str) -> list[str]:
     return [str(value) for value in rows[column].unique()]
-
-
-def wrapped(lines: list[str], width: int) -> list[str]:
-    """Lines of at most `width` columns, broken at blanks; a Chinese character counts as two columns."""
-    made = []
-    for line in lines:
-        now = ""
-        for word in line.split(" "):
-            if now and columns(f"{now} {word}") > width:
-                made.append(now)
-                now = "    " + word
-            else:
-                now = f"{now} {word}" if now else word
-        made.append(now)
-    return made
-
-
-def columns(text: str) -> int:
-    """Width of `text` in columns of a Latin letter."""
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def fill(source: str, colour: str) -> dict[str, Any]:
