@@ -44,7 +44,7 @@ test: setup ## style, types and every test
 	$(RUN) -m pytest
 
 lab: setup ## open the notebooks in JupyterLab
-	@$(RUN) -m jupyterlab --notebook-dir=notebooks
+	@$(RUN) -m jupyterlab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root) # in a container one is root
 
 bench: setup ## measure our kernels beside the article's loop and the library's
 	@$(RUN) -m benchmarks
