@@ -226,6 +226,7 @@ def execute(notebook: Path, output: Path, parameters: dict[str, Any], cwd: Path)
             language="python",
             cwd=str(cwd),
             progress_bar=False,
+            start_timeout=300,  # a kernel on a busy machine takes its time
         )
     except papermill.PapermillExecutionError as error:
         tell(error=f"{error.ename}: {error.evalue}".strip())

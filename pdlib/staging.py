@@ -1,8 +1,8 @@
 """The runner's files: one run at a time, what a result depends on, and results moved into place whole.
 
-build/staging/<notebook>/    while it runs: out/ (figures, results) and the executed copy
-build/finished/<notebook>/   succeeded; its files are being moved
-build/stamps/<notebook>.json what the result was made from, and the hashes of its files
+build/staging/<notebook>.<pid>/  while it runs: out/ (figures, results) and the executed copy
+build/finished/<notebook>/       succeeded; its files are being moved
+build/stamps/<notebook>.json     what the result was made from, and the hashes of its files
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def out_of_date(root: Path, stem: str, depends: dict[str, Any]) -> str:
 
 
 def fresh(root: Path, stem: str) -> Path:
-    """A new, empty staging folder with out/ in it."""
-    folder = root / "build" / "staging" / stem
+    """A new staging folder with out/ in it, no other run's: what a killed run had started may write a moment on."""
+    folder = root / "build" / "staging" / f"{stem}.{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "out").mkdir(parents=True)
     return folder

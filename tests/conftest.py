@@ -15,6 +15,10 @@ import nbformat
 import psutil
 import pytest
 
+# Notebooks run in this Python's kernel, also when pytest is called by hand.
+os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
+os.environ.pop("JUPYTER_PATH", None)
+
 PARAMETERS = 'profile = "quick"\nsource = "measured"\nlabels = "en"\nrepeats = 3\nseed = 0\ndtype = "float32"'
 WRITE = """import os, pathlib
 out = pathlib.Path(os.environ["PDLIB_OUT"])

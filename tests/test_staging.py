@@ -148,10 +148,10 @@ def test_a_folder_that_cannot_be_written(checkout: Checkout) -> None:
 class Disk:
     """A small file system of its own at `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size: str = "256k") -> None:
         self.folder = folder
         folder.mkdir(parents=True)
-        self._mount("-t", "tmpfs", "-o", "size=256k", "tmpfs")
+        self._mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs")
 
     def _mount(self, *options: str) -> None:
         done = subprocess.run(["mount", *options, str(self.folder)], capture_output=True)
@@ -186,5 +186,22 @@ def test_a_full_disk_and_a_read_only_one(checkout: Checkout) -> None:
         disk.remount("ro")
         status, output = checkout.run("--params", "seed=1")
         assert status == 2 and "could not be written" in output and "Traceback" not in output
+    finally:
+        disk.remove()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_disk_that_fills_while_a_notebook_runs(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "disk", "4m")
+    try:
+        checkout = Checkout(disk.folder / "checkout")
+        checkout.notebook("00_a", 'write("1.svg", "1")\nwrite("2.svg", "2" * 8_000_000)')
+        status, output = checkout.run()
+        assert status == 1 and "00_a: FAILED" in output and "No space left" in output
+        assert "Traceback" not in output and checkout.figures() == {}
+        disk.remount("size=64m")
+        status, output = checkout.run()
+        assert status == 0 and len(checkout.figures()["2.svg"]) == 8_000_000
+        checkout.wait_until_quiet()
     finally:
         disk.remove()
