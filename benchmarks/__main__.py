@@ -141,7 +141,7 @@ def main() -> None:
         frames.append(rows)
         lines.append(line(lab, rows, work))
         print(lines[-1], flush=True)
-    print(pd.DataFrame(lines).to_markdown(index=False))
+    print(pd.DataFrame(lines).to_string(index=False))
     print(lab.save(pd.concat(frames), vars(asked)))
 
 

@@ -55,9 +55,7 @@ def rows(machine="laptop", source="measured", repeats=5, scenarios=tuple(SCENARI
     for kernel, prefill, step in (("article", 2.9, 0.088), ("pdlib", 1.85, 0.036)):
         add("phases", "prefill", prefill, (5, 255, 33), kernel)
         add("phases", "decode", 32 * step, (5, 255, 33), kernel)
-    factors = dict(
-        no_warm_up=1.6, no_synchronise=0.04, cache_left=1.12, all_logits=1.9, prefill_in_decode=2.4
-    )
+    factors = dict(no_warm_up=1.6, no_synchronise=0.04, cache_left=1.12, all_logits=1.9, prefill_in_decode=2.4)
     for mistake, factor in factors.items():
         add("mistakes", "decode", 0.05, (8, 512, 2), "honest", scenario=mistake)
         add("mistakes", "decode", 0.05 * factor, (8, 512, 2), "mistaken", scenario=mistake)

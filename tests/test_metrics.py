@@ -72,10 +72,7 @@ def test_an_interval_holds_the_median_and_repeats_itself():
 
 def test_the_interval_covers_the_true_median_about_as_often_as_it_says():
     rng = np.random.default_rng(1)
-    hits = [
-        low <= 0 <= high
-        for _, low, high in (metrics.median_interval(rng.normal(size=15)) for _ in range(200))
-    ]
+    hits = [low <= 0 <= high for _, low, high in (metrics.median_interval(rng.normal(size=15)) for _ in range(200))]
     assert 0.88 <= np.mean(hits) <= 0.99
 
 

@@ -22,7 +22,6 @@ BLOCKED = (
     "IPython",
     "ipykernel",
     "jupyterlab",
-    "tabulate",
 )
 RUN = "import sys; sys.modules.update(dict.fromkeys({blocked!r})); from pdlib import record; sys.exit(record.main())"
 
