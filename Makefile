@@ -21,7 +21,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 unexport JUPYTER_PATH
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup figures test lab bench record lock execute clean
+.PHONY: help setup figures test lab bench record lock newest execute clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -54,6 +54,11 @@ record: ## on a GPU machine: measure the article's experiments, write rows to re
 
 lock: ## resolve pyproject.toml anew: requirements.lock and environment.yml (PYTHON=python3.11)
 	@$(PYTHON) tools/lock.py
+
+newest: ## the tests on the newest releases that pyproject.toml allows, in .venv-newest
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --upgrade $(or $(TORCH),torch) -e '.[test]'
+	.venv-newest/bin/python -m pytest
 
 execute: setup ## run the committed notebooks in place and normalise them
 	@$(RUN) -m pdlib.runner execute --notebook '$(NOTEBOOK)'

@@ -47,7 +47,7 @@ def test_every_declared_package_is_locked_in_its_range() -> None:
         assert canonicalize_name(Requirement(text).name) in locked()
 
 
-def test_the_lock_is_exact_hashed_and_names_no_host() -> None:
+def test_pitfall_24_the_lock_is_exact_hashed_and_names_no_host() -> None:
     entries = [entry for entry in re.split(r"\n(?=\w)", LOCK.split("\n", 2)[2])]
     assert len(entries) == len(locked()) > 100
     for entry in entries:

@@ -53,7 +53,7 @@ scenarios = {"LILO": (512, 512)}"""
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD)
-def test_bad_input_is_refused_before_anything_runs(
+def test_pitfall_16_bad_input_is_refused_before_anything_runs(
     checkout: Checkout, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     for stem in ("00_a", "01_b"):

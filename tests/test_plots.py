@@ -73,7 +73,7 @@ def assert_nothing_is_cut_off(chart):
         assert all(text.get_window_extent().x1 < chart.bbox.x1 for text in chart.texts)
 
 
-def test_a_glyph_that_no_carried_font_has_is_noticed():
+def test_pitfall_21_a_glyph_that_no_carried_font_has_is_noticed():
     with pytest.warns(UserWarning, match="Glyph"):
         plots.prefill(published.rows(), note="\U00013080").png()
 
@@ -169,7 +169,7 @@ def test_saving_writes_three_whole_files_or_names_what_failed(tmp_path, monkeypa
     assert before == {p: p.read_bytes() for p in folder.iterdir()}
 
 
-def test_a_picture_that_cannot_be_rendered_is_an_error(tmp_path, monkeypatch):
+def test_pitfall_26_a_picture_that_cannot_be_rendered_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PDLIB_OUT", str(tmp_path))
     monkeypatch.setattr(style.Chart, "png", lambda self: b"")
     with pytest.raises(InputError, match="x.png is empty"):

@@ -58,7 +58,7 @@ def test_a_failing_notebook_is_named_and_the_others_run(checkout: Checkout) -> N
     assert "ZeroDivisionError" in (checkout.root / "build/failed/00_a.ipynb").read_text()
 
 
-def test_a_figure_that_was_not_written_is_an_error(checkout: Checkout) -> None:
+def test_pitfall_26_a_figure_that_was_not_written_is_an_error(checkout: Checkout) -> None:
     checkout.notebook("00_measure_honestly", 'write("00_roofline.svg", "x")')
     status, output = checkout.run()
     assert status == 1
