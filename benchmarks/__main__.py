@@ -125,7 +125,7 @@ def main() -> None:
     torch.manual_seed(0)
     lab = Lab("bench", dtype=asked.dtype, fast=asked.device, slow="")
     print(lab, flush=True)
-    frames, lines = [], []
+    frames: list[tuple[pd.DataFrame, Workload]] = []
     jobs = [(asked.context, b, "decode") for b in asked.batches]
     jobs += [(int(n), int(b), "prefill") for b, n in (text.split("x") for text in asked.prefills)]
     for tokens, requests, phase in jobs:
@@ -138,11 +138,12 @@ def main() -> None:
             else prefill_arms(model, requests, tokens)
         )
         rows = run(lab, arms, work, asked.repeats)
-        frames.append(rows)
-        lines.append(line(lab, rows, work))
-        print(lines[-1], flush=True)
-    print(pd.DataFrame(lines).to_string(index=False))
-    print(lab.save(pd.concat(frames), vars(asked)))
+        frames.append((rows, work))
+        print(f"{phase} {requests} × {tokens}: measured", flush=True)
+    # Saving measures the peaks once more, so the shares below are of the best that was seen.
+    path = lab.save(pd.concat([rows for rows, _ in frames]), vars(asked))
+    print(pd.DataFrame([line(lab, rows, work) for rows, work in frames]).to_string(index=False))
+    print(path)
 
 
 if __name__ == "__main__":
