@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from tiny import Clock, FakeDevice
+from tiny import Clock, FakeDevice, threads
 
 from pdlib import devices
 from pdlib.devices import CORES, Device
@@ -37,8 +37,8 @@ def test_accelerators_are_read(accelerators, name, torch_name):
 
 def test_the_cpu_is_read():
     assert devices.parse("cpu") == Device("cpu", "cpu", CORES)
-    for threads in range(1, CORES + 1):
-        assert devices.parse(f"cpu@{threads}") == Device(f"cpu@{threads}", "cpu", threads)
+    for count in range(1, CORES + 1):
+        assert devices.parse(f"cpu@{count}") == Device(f"cpu@{count}", "cpu", count)
     assert devices.parse("cpu@1").is_cpu
 
 
@@ -92,21 +92,25 @@ def test_a_pair_of_one_device_is_refused(only_cpu, name):
         devices.pick_pair(name, name)
 
 
-def test_active_sets_and_restores_the_threads(monkeypatch):
-    before = torch.get_num_threads()
-    set_to: list = []
-    real = torch.set_num_threads
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: (set_to.append(n), real(n)))
-    with Device("cpu@1", "cpu", 1).active():
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == before
-    with pytest.raises(RuntimeError), Device("cpu@1", "cpu", 1).active():
-        raise RuntimeError
-    assert torch.get_num_threads() == before
-    set_to.clear()
-    with MPS.active():
-        assert torch.get_num_threads() == before
-    assert set_to == []  # an accelerator has no threads to set
+def test_active_sets_and_restores_the_threads():
+    one = Device("cpu@1", "cpu", 1)
+    with threads(3):
+        with one.active():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 3
+        with pytest.raises(RuntimeError), one.active():
+            raise RuntimeError
+        assert torch.get_num_threads() == 3
+
+
+def test_an_accelerator_leaves_the_threads_alone(monkeypatch):
+    def refuse(count):
+        raise AssertionError("threads were set")
+
+    with threads(3), monkeypatch.context() as patch:
+        patch.setattr(torch, "set_num_threads", refuse)
+        with MPS.active():
+            assert torch.get_num_threads() == 3
 
 
 def refuse(*_):

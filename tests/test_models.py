@@ -17,7 +17,7 @@ from pdlib.kv_cache import KVCache
 from pdlib.llama import LlamaLayers
 from pdlib.spec import InputError
 
-CPU = devices.parse("cpu")
+CPU = devices.parse("cpu@1")
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +182,9 @@ def test_a_batch_that_does_not_fit_the_free_memory_is_refused_with_what_would(mo
     assert model.new_cache(3, 50).requests == 3
     made: list = []
     monkeypatch.setattr(models, "KVCache", lambda *_: made.append(1))
-    with pytest.raises(InputError, match=r"4 × 50 positions takes .* GB, cpu has .* GB free: at most 3 requests fit"):
+    with pytest.raises(
+        InputError, match=r"4 × 50 positions takes .* GB, cpu@1 has .* GB free: at most 3 requests fit"
+    ):
         model.new_cache(4, 50)
     assert made == []
 
@@ -203,8 +205,8 @@ def test_prompts_are_tokens_of_the_model_and_of_their_seed():
 
 def test_cpu_devices_share_the_weights():
     model = tiny("gpt2")
-    other = model.on(devices.parse("cpu@1"))
-    assert other.device.name == "cpu@1" and other.hf is model.hf and other.layers is model.layers
+    other = model.on(devices.parse("cpu"))
+    assert other.device.name == "cpu" and other.hf is model.hf and other.layers is model.layers
     assert (other.weights, other.dtype, other.spec) == (model.weights, model.dtype, model.spec)
 
 

@@ -18,8 +18,8 @@ MEAN = Placement("-", "cpu", "cpu")
 
 @pytest.fixture(scope="module")
 def here():
-    """gpt2-tiny on the CPU and on one thread of it."""
-    model = models.load("gpt2-tiny", devices.parse("cpu"))
+    """gpt2-tiny on a pair of CPU devices, both with one thread."""
+    model = models.load("gpt2-tiny", Device("cpu", "cpu", 1))
     return Here(model, model.on(devices.parse("cpu@1")), 0)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import NAMES, close, counting, library_logits, library_tokens, run, tiny
+from tiny import NAMES, close, counting, library_logits, library_tokens, run, threads, tiny
 
 from pdlib.prefill import prefill
 from pdlib.spec import InputError
@@ -213,16 +213,16 @@ def test_only_the_last_tokens_logits_are_made():
 
 def test_prefill_runs_with_the_devices_threads():
     seen: list = []
-    whole = tiny("gpt2", device="cpu@1")
+    whole = tiny("gpt2")
 
     def layers(tokens, cache):
         seen.append(torch.get_num_threads())
         return whole.layers(tokens, cache)
 
     model = type(whole)(whole.spec, "random", "float32", whole.device, whole.hf, layers, whole.head)
-    before = torch.get_num_threads()
-    prefill(model, model.prompt(1, 4), model.new_cache(1, 4))
-    assert seen == [1] and torch.get_num_threads() == before
+    with threads(3):
+        prefill(model, model.prompt(1, 4), model.new_cache(1, 4))
+        assert seen == [1] and torch.get_num_threads() == 3
 
 
 @pytest.mark.parametrize("kind", NAMES)

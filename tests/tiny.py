@@ -1,5 +1,6 @@
 """Five architectures made tiny and random, and what the library itself makes of them: shared by the tests."""
 
+import contextlib
 import functools
 from dataclasses import dataclass, field
 
@@ -10,6 +11,10 @@ from pdlib import devices, models
 from pdlib.decode import decode_step
 from pdlib.devices import Device
 from pdlib.prefill import prefill
+
+# Threads of a parallel product wait for each other: on a machine with other work to do, that costs these tests,
+# whose products are tiny, minutes instead of seconds.
+torch.set_num_threads(1)
 
 _COMMON = dict(
     hidden_size=32,
@@ -53,7 +58,7 @@ def library_model(kind, seed=6, **changes):
 
 
 @functools.cache
-def tiny(kind, dtype="float32", device="cpu"):
+def tiny(kind, dtype="float32", device="cpu@1"):
     """The Model of an architecture of CONFIGS, made once a process."""
     return models.from_library(library_model(kind), f"{kind}-tiny", "random", devices.parse(device), dtype)
 
@@ -96,6 +101,16 @@ def counting(model, log):
         return model.layers(tokens, cache)
 
     return models.Model(model.spec, model.weights, model.dtype, model.device, model.hf, layers, model.head)
+
+
+@contextlib.contextmanager
+def threads(count):
+    """`count` threads inside, whatever the machine has."""
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
 
 
 class Clock:
