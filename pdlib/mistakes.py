@@ -11,9 +11,8 @@ from torch import Tensor
 
 from pdlib import baseline, results
 from pdlib.decode import decode, decode_step
-from pdlib.devices import machine_name
 from pdlib.models import Model
-from pdlib.placement import filled
+from pdlib.placement import columns, filled
 from pdlib.prefill import prefill
 from pdlib.spec import Workload
 from pdlib.timers import Arm, Sample, Step, measure
@@ -153,24 +152,14 @@ def measure_mistakes(model: Model, work: Workload, repeats: int, seed: int) -> l
     return [
         results.row(
             experiment="mistakes",
-            machine=machine_name(),
-            model=model.spec.name,
-            weights=model.weights,
-            dtype=model.dtype,
-            device=model.device.name,
             kernel=kernel,
             scenario=mistake.__name__,
             placement=sample.arm if mistake is fixed_order else "-",
             requests=work.requests,
             prompt_tokens=work.prompt_tokens,
             new_tokens=work.new_tokens,
-            phase=sample.phase,
-            repeat=sample.repeat,
-            order=sample.order,
-            seconds=sample.seconds,
             tokens=work.requests * (1 if sample.phase == "decode" else work.prompt_tokens),
-            page_faults=sample.page_faults,
-            peak_bytes=sample.peak_bytes,
+            **columns(model, sample),
         )
         for mistake in MISTAKES
         for kernel, sample in mistake(bench)

@@ -108,6 +108,23 @@ def filled(model: Model, requests: int, context: int, room: int) -> KVCache:
     return cache
 
 
+def columns(model: Model, sample: Sample) -> dict[str, Any]:
+    """What a row says of the model it ran on and of the sample it is."""
+    return {
+        "machine": machine_name(),
+        "model": model.spec.name,
+        "weights": model.weights,
+        "dtype": model.dtype,
+        "device": model.device.name,
+        "phase": sample.phase,
+        "repeat": sample.repeat,
+        "order": sample.order,
+        "seconds": sample.seconds,
+        "page_faults": sample.page_faults,
+        "peak_bytes": sample.peak_bytes,
+    }
+
+
 def to_rows(
     samples: Iterable[Sample], cases: Sequence[Case], model: Model, devices: dict[str, str]
 ) -> list[dict[str, Any]]:
@@ -115,27 +132,21 @@ def to_rows(
     by_name, rows = {case.arm.name: case for case in cases}, []
     for sample in samples:
         case = by_name[sample.arm]
-        work = case.workload
-        steps = case.timed_steps
+        work, steps = case.workload, case.timed_steps
+        said: dict[str, Any] = {
+            "kernel": "pdlib",
+            **columns(model, sample),
+            "device": devices[sample.phase],
+            **case.labels,
+        }
         rows.append(
             results.row(
-                machine=machine_name(),
-                model=model.spec.name,
-                weights=model.weights,
-                dtype=model.dtype,
-                device=devices[sample.phase],
                 requests=work.requests,
                 prompt_tokens=work.prompt_tokens,
                 new_tokens=work.new_tokens,
-                phase=sample.phase,
-                repeat=sample.repeat,
-                order=sample.order,
-                seconds=sample.seconds,
                 tokens=work.requests * (steps if sample.phase == "decode" else work.prompt_tokens),
                 bytes=_bytes(sample.phase, model, work, steps),
-                page_faults=sample.page_faults,
-                peak_bytes=sample.peak_bytes,
-                **{"kernel": "pdlib", **case.labels},
+                **said,
             )
         )
     return rows

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from pdlib import baseline, devices, models, results
+from pdlib.placement import columns
 from pdlib.spec import InputError, Workload, whole_numbers
 from pdlib.timers import Arm, Sample, Step, measure
 
@@ -107,20 +108,10 @@ def _row(
 ) -> dict[str, Any]:
     return results.row(
         experiment="puzzle",
-        machine=devices.machine_name(),
-        model=model.spec.name,
-        weights=model.weights,
-        dtype=model.dtype,
-        device=model.device.name,
         kernel=kernel,
         scenario=scenario,
         requests=work.requests,
         prompt_tokens=work.prompt_tokens,
         new_tokens=steps + 1,
-        phase="decode",
-        repeat=sample.repeat,
-        order=sample.order,
-        seconds=sample.seconds,
-        page_faults=sample.page_faults,
-        peak_bytes=sample.peak_bytes,
+        **columns(model, sample),
     )
