@@ -13,7 +13,7 @@ from pdlib.mistakes import measure_mistakes
 from pdlib.models import Model
 from pdlib.placement import Case, Runner, article_case, to_rows
 from pdlib.puzzle import measure_puzzle
-from pdlib.spec import Placement, Workload
+from pdlib.spec import InputError, Placement, Workload
 from pdlib.timers import measure
 
 Rows = list[dict[str, Any]]
@@ -61,6 +61,8 @@ def extrapolation(
 ) -> Rows:
     """The same decode timed whole and by its middle steps: how far off the extrapolation is."""
     work, labels = Workload(requests, prompt_tokens, new_tokens), {"experiment": "extrapolation"}
+    if timed_steps >= work.decode_steps:
+        raise InputError(f"{timed_steps} timed steps of {work.decode_steps} leave nothing to extrapolate; time fewer")
     cases = [
         _colocated(here.model, work, labels | {"scenario": name}, steps)
         for name, steps in (("whole", work.decode_steps), ("middle", timed_steps))

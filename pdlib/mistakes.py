@@ -14,7 +14,7 @@ from pdlib.decode import decode, decode_step
 from pdlib.models import Model
 from pdlib.placement import columns, filled
 from pdlib.prefill import prefill
-from pdlib.spec import Workload
+from pdlib.spec import InputError, Workload
 from pdlib.timers import Arm, Sample, Step, measure
 
 
@@ -148,6 +148,8 @@ def measure_mistakes(model: Model, work: Workload, repeats: int, seed: int) -> l
     """All six, as rows: scenario = the mistake, kernel = honest | mistaken, seconds per call or decode step."""
     work.check_fits(model.spec)
     Workload(work.requests, work.prompt_tokens, work.decode_steps * (repeats + 1) + 1).check_fits(model.spec)
+    if repeats >= work.prompt_tokens:
+        raise InputError(f"{repeats} repeats need prompts of more than {repeats} tokens, not {work.prompt_tokens}")
     bench = Bench(model, work, repeats, seed)
     return [
         results.row(

@@ -143,3 +143,9 @@ def test_pitfall_13_what_creeps_past_the_models_positions_is_refused_before_any_
     with pytest.raises(InputError, match="64 positions"):
         measure_mistakes(model, Workload(2, 40, 9), 3, 0)
     assert log == []
+
+
+def test_more_repeats_than_prompt_tokens_are_refused_before_any_work():
+    with pytest.raises(InputError, match="12 repeats need prompts of more than 12 tokens"):
+        measure_mistakes(counting(tiny("gpt2"), log := []), Workload(2, 12, 2), 12, 0)
+    assert not log
