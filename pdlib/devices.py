@@ -96,7 +96,7 @@ def pick_pair(fast: str, slow: str) -> tuple[Device, Device]:
     default = present()[0]
     fast_device = parse(default if fast == "auto" else fast)
     slow_device = parse(("cpu@1" if fast_device.is_cpu else "cpu") if slow == "auto" else slow)
-    if (fast_device.torch_name, fast_device.threads) == (slow_device.torch_name, slow_device.threads):
+    if fast_device == slow_device:
         raise InputError(f"fast and slow are both {fast_device.name}; give two devices that differ")
     return fast_device, slow_device
 

@@ -233,8 +233,3 @@ def test_pitfall_14_a_small_error_is_told_from_a_large_one(monkeypatch):
     devices.self_check(devices.parse("cpu"), "bfloat16")
     with pytest.raises(InputError, match="allowed 0.001"):
         devices.self_check(devices.parse("cpu"), "bfloat16", tolerance=0.001)
-
-
-def test_two_names_of_one_device_are_no_pair():
-    with pytest.raises(InputError, match="fast and slow are both cpu"):
-        devices.pick_pair("cpu", f"cpu@{devices.CORES}")
