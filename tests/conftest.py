@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -57,6 +58,8 @@ class Checkout:
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, **environment},
+            # A test run started in the background inherits an ignored SIGINT; these calls are to be interrupted.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, *arguments: str, command: str = "figures", **environment: str) -> tuple[int, str]:

@@ -139,8 +139,8 @@ def test_the_caption_says_source_machine_model_weights_dtype_kernel_and_samples(
     assert "pretrained weights" in lines[0] and "one sample each" in lines[0]
     chart = plots.prefill(MIXES["measured only"], note="LILO recorded in part")
     assert any("LILO recorded in part" in text.get_text() for text in chart.texts)
-    long = style.wrapped(["word " * 60, "长" * 20 + " " + "长" * 20], 60)
-    assert all(style.columns(line) <= 64 for line in long) and len(long) > 6
+    long = words.wrapped(["word " * 60, "长" * 20 + " " + "长" * 20], 60)
+    assert all(words._columns(line) <= 64 for line in long) and len(long) > 6
 
 
 def test_saving_writes_three_whole_files_or_names_what_failed(tmp_path, monkeypatch):
