@@ -28,6 +28,7 @@ COLUMNS = [
     "phase",
     "repeat",
     "order",
+    "start_s",
     "seconds",
     "tokens",
     "bytes",
@@ -51,7 +52,7 @@ _LEAST = {  # smallest whole number allowed
     "page_faults": 0,
     "peak_bytes": 0,
 }
-_NULLABLE = ("page_faults", "peak_bytes")
+_NULLABLE = ("start_s", "page_faults", "peak_bytes")
 PROVENANCE = ("machine", "peaks", "parameters", "profile", "seed", "started", "commit", "note", "weights")
 
 
@@ -76,6 +77,7 @@ def row(
     order: int = 0,
     tokens: int | None = None,
     bytes: int = 0,
+    start_s: float | None = None,
     page_faults: int | None = None,
     peak_bytes: int | None = None,
 ) -> dict[str, Any]:
@@ -83,6 +85,7 @@ def row(
 
     Without `tokens`, those of the phase: requests × prompt_tokens for prefill and transfer,
     requests × (new_tokens − 1) for decode, since the first new token comes out of prefill.
+    `start_s`: when the sample began, in s on the run's clock, where a time-line is to be drawn.
     """
     if tokens is None:
         tokens = requests * (new_tokens - 1 if phase == "decode" else prompt_tokens)
@@ -99,7 +102,7 @@ def validate(frame: pd.DataFrame) -> pd.DataFrame:
     """A copy with COLUMNS in order and the right types; InputError names the first bad row and column.
 
     Refused: a missing, unknown or doubled column, an empty text, an unknown source, weights or phase,
-    a missing value (but in page_faults and peak_bytes), a count that is negative, fractional or not a
+    a missing value (but in start_s, page_faults and peak_bytes), a count that is negative, fractional or not a
     number, and seconds that are not above 0 (0 is allowed for a transfer that moves nothing).
     """
     missing = [name for name in COLUMNS if name not in frame.columns]
@@ -124,6 +127,10 @@ def validate(frame: pd.DataFrame) -> pd.DataFrame:
     bad = ~(np.isfinite(seconds) & ((seconds > 0) | still)) | _is_bool(checked["seconds"])
     _refuse(checked["seconds"], bad, "give seconds above 0 (0 only for a transfer that moves nothing)")
     checked["seconds"] = seconds
+    start = pd.to_numeric(checked["start_s"], errors="coerce").astype("float64")
+    bad = (checked["start_s"].notna() & ~np.isfinite(start)) | _is_bool(checked["start_s"])
+    _refuse(checked["start_s"], bad, "give seconds on the run's clock or nothing")
+    checked["start_s"] = start
     return checked
 
 
