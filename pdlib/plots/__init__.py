@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pdlib.plots.article_000 import equal_decode, live_pair, phases, prefill
     from pdlib.plots.article_001 import decomposition, two_phases
+    from pdlib.plots.audit import inferred_hardware, terms
     from pdlib.plots.honest import mistakes, puzzle
     from pdlib.plots.roofs import ratio_by_batch, roofline
     from pdlib.plots.style import Chart, save
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "article_000": ("equal_decode", "live_pair", "phases", "prefill"),
     "article_001": ("decomposition", "two_phases"),
+    "audit": ("inferred_hardware", "terms"),
     "honest": ("mistakes", "puzzle"),
     "roofs": ("ratio_by_batch", "roofline"),
     "style": ("Chart", "save"),
@@ -28,6 +30,7 @@ __all__ = [
     "Chart",
     "decomposition",
     "equal_decode",
+    "inferred_hardware",
     "live_pair",
     "mistakes",
     "phases",
@@ -36,6 +39,7 @@ __all__ = [
     "ratio_by_batch",
     "roofline",
     "save",
+    "terms",
     "two_phases",
 ]
 
