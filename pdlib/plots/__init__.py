@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pdlib.plots.article_001 import decomposition, two_phases
     from pdlib.plots.audit import inferred_hardware, terms
     from pdlib.plots.honest import mistakes, puzzle
+    from pdlib.plots.latency import conflict, heldout, ratio
     from pdlib.plots.roofs import ratio_by_batch, roofline
     from pdlib.plots.style import Chart, save
 
@@ -23,19 +24,23 @@ _HOMES = {
     "article_001": ("decomposition", "two_phases"),
     "audit": ("inferred_hardware", "terms"),
     "honest": ("mistakes", "puzzle"),
+    "latency": ("conflict", "heldout", "ratio"),
     "roofs": ("ratio_by_batch", "roofline"),
     "style": ("Chart", "save"),
 }
 __all__ = [
     "Chart",
+    "conflict",
     "decomposition",
     "equal_decode",
+    "heldout",
     "inferred_hardware",
     "live_pair",
     "mistakes",
     "phases",
     "prefill",
     "puzzle",
+    "ratio",
     "ratio_by_batch",
     "roofline",
     "save",

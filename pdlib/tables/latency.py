@@ -10,7 +10,7 @@ import pandas as pd
 from pdlib import audit as audits
 from pdlib import cost, words
 from pdlib.spec import DeviceSpec, ModelSpec, one_of
-from pdlib.summary import digits
+from pdlib.summary import GROUP, digits, group_name
 from pdlib.tables.base import done
 
 if TYPE_CHECKING:
@@ -40,6 +40,43 @@ EXACT = [
     f"{name}_exact" for name in ("low", "high", "article_formula", "right_formula", "measured_low", "measured_high")
 ]
 EXACT += [f"model_{name}_exact" for name in ("s", "low", "high")]
+
+
+# What the model is asked for: |predicted / measured − 1| in %, median and 90th percentile (None: not asked).
+ASKED: dict[str, tuple[float, float | None]] = {
+    "shape": (10, 25),
+    "model": (20, 40),
+    "mixed": (15, 30),
+    "a100": (12, 30),
+}
+
+
+def errors(held: pd.DataFrame, lang: str = "en") -> pd.DataFrame:
+    """Held-out errors by split, machine and phase ('total': the whole split), beside what was asked for.
+
+    `held`: latency.holdout's frames with the columns split, source and machine. Numbers in % and, unrounded, in the
+    columns *_exact.
+    """
+    one_of("language", lang, words.LANGUAGES)
+    from pdlib import latency  # imported late: the other notebooks' tables do without
+
+    lines = []
+    for (split, source, machine), part in held.groupby(["split", *GROUP], sort=False):
+        for phase, own in [("total", part), *part.groupby("phase", sort=False)]:
+            found = latency.errors(own).iloc[0]
+            cells = {"split": words.name(f"split {split}", lang), "machine": group_name(source, machine, lang)}
+            cells |= {"phase": words.say(str(phase), lang), "shapes": str(len(own))}
+            numbers = {key: 100 * float(found[key]) for key in ("median", "p90", "coverage")}
+            cells |= {key: digits(value) for key, value in numbers.items()}
+            asked = ASKED.get(str(split)) if phase == "total" else None
+            if asked:
+                worst = math.inf if asked[1] is None else asked[1]
+                met = numbers["median"] <= asked[0] and numbers["p90"] <= worst
+                cells["asked"] = " / ".join("–" if limit is None else f"{limit:g}" for limit in asked)
+                cells["met"] = words.say("yes" if met else "no", lang)
+            lines.append({"asked": "", "met": ""} | cells | {f"{key}_exact": v for key, v in numbers.items()})
+    columns = ["split", "machine", "phase", "shapes", "median", "p90", "coverage", "asked", "met"]
+    return done(pd.DataFrame(lines, columns=[*columns, *(f"{key}_exact" for key in columns[4:7])]), lang)
 
 
 def _order(claims: pd.Series) -> pd.Series:

@@ -75,4 +75,56 @@ WORDS: dict[str, tuple[str, str]] = {
     "dominant": ("all of it", "全部"),
     "high utilisation": ("near 100 %", "接近100%"),
     "config says": ("8 KV heads (model's config)", "8个KV头（模型配置）"),
+    # 04_conflict
+    "conflict.title": ("Two phases, two bottlenecks", "两个阶段，两种瓶颈"),
+    "conflict.sub": (
+        "share of the peak that a phase reaches, over the batch; lines: model or this machine, hollow: published",
+        "各阶段达到的峰值占比随批大小的变化；线：模型或本机，空心：公开数据",
+    ),
+    "conflict.y": ("% of the peak", "占峰值（%）"),
+    "conflict.30": ("article: Prefill\nbandwidth < 30 %", "文章：Prefill\n带宽 < 30%"),
+    "conflict.10": ("article: decode\ncompute < 10 %", "文章：Decode\n算力 < 10%"),
+    "conflict.crossing": (
+        "decode bound by compute from batch {0} (context {1});\nbeyond a context of {2} tokens never",
+        "批大小自{0}起Decode受限于算力（上下文{1}）；\n上下文超过{2} tokens则永不",
+    ),
+    "conflict.from": (
+        "decode bound by compute from batch {0} (context {1})",
+        "批大小自{0}起Decode受限于算力（上下文{1}）",
+    ),
+    "conflict.never": ("decode never bound by compute at context {0}", "上下文{0}时Decode永不受限于算力"),
+    "compute": ("compute", "算力"),
+    "bandwidth": ("bandwidth", "带宽"),
+    # 04_ratio
+    "ratio.title": (
+        "Prefill ÷ Decode depends on batch, context and device",
+        "Prefill ÷ Decode取决于批大小、上下文与设备",
+    ),
+    "ratio.sub": (
+        "behind a name: prompt tokens; solid grey: latency model, dashed: roofline; hollow: published",
+        "名称后为输入长度；灰实线：延迟模型，虚线：屋顶线；空心：公开数据",
+    ),
+    "ratio.small": ("GPT-2, float32; the articles' points", "GPT-2，float32；文章的数据点"),
+    "ratio.big": ("Llama-2-70B, float16", "Llama-2-70B，float16"),
+    # 04_heldout, 04_errors
+    "heldout.title": ("Predicted against measured, shapes the fit has not seen", "预测与实测：拟合未见过的形状"),
+    "heldout.sub": (
+        "bars: 90 % interval; line: equal, band: ± 25 %; blue Prefill, red decode, black both in one step",
+        "竖线：90%区间；斜线：相等，灰带：±25%；蓝Prefill，红Decode，黑为混合步",
+    ),
+    "heldout.x": ("measured (ms)", "实测（毫秒）"),
+    "heldout.y": ("predicted (ms)", "预测（毫秒）"),
+    "heldout.error": ("median {0} %, P90 {1} %\nin interval {2} %", "中位数 {0}%，P90 {1}%\n区间内 {2}%"),
+    "split shape": ("shapes held out", "留出形状"),
+    "split model": ("fit on one model, predict others", "拟合一个模型，预测其他"),
+    "split mixed": ("mixed steps from pure ones", "由纯步预测混合步"),
+    "split a100": ("published A100: shapes held out", "公开A100数据：留出形状"),
+    "split quick": ("the quick fit, other shapes", "快速拟合，其他形状"),
+    "split": ("held out", "留出方式"),
+    "shapes": ("shapes", "形状数"),
+    "median": ("median |error|, %", "|误差|中位数（%）"),
+    "p90": ("90th percentile, %", "第90百分位（%）"),
+    "coverage": ("inside the 90 % interval, %", "落入90%区间（%）"),
+    "asked": ("asked for: median / P90, %", "要求：中位数/P90（%）"),
+    "met": ("met", "达到"),
 }
