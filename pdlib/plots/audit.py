@@ -108,7 +108,7 @@ def inferred_hardware(model: ModelSpec, device: DeviceSpec, lang: str = "en", no
 
     Below: articles 000's and 001's, FLOP/s of their prefills and B/s of their decodes, beside data sheets; what a
     decode step takes beyond any roofline is written behind it. Drawn: part, name, low, high and, for article 002,
-    the number of GPUs at measured utilisations; overhead in ms.
+    the number of GPUs at measured utilisations; overhead in ms. An interval without an upper end has NaN there.
     """
     cards, machines = audit.inferred_cards(model, device), _pairs(lang)
     height = 1.35 + 0.3 * (len(cards) + len(machines))
@@ -150,7 +150,8 @@ def _draw_cards(top: Axes, cards: pd.DataFrame, lang: str) -> list[list[Any]]:
         else:
             text = words.say(phase, lang)
         names.append(text)
-        made.append(["002", text, row["low"], row["high"], row["gpus_low"], row["gpus_high"], math.nan, math.nan])
+        most = math.nan if open_end else row["high"]
+        made.append(["002", text, row["low"], most, row["gpus_low"], row["gpus_high"], math.nan, math.nan])
     for count in audit.CARDS:
         top.axvline(count, color=FAINT, linewidth=1, zorder=0)
     top.set_xlim(0.03, 150)

@@ -26,7 +26,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "projections": ("Q, K, V, O, not one matrix", "Q、K、V、O，而非一个矩阵"),
     "mlp": ("the MLP", "MLP"),
     "all_heads": ("all {0} heads, not one", "全部{0}个头，而非一个"),
-    "both_products": ("QKᵀ and PV, causal", "QKᵀ与PV（因果）"),
+    "both_products": ("Q·K and P·V, causal", "Q·K与P·V（因果）"),
     "output_head": ("logits of the last token", "最后一个token的logits"),
     "terms.linear": ("linear in the prompt", "随输入线性增长"),
     "terms.square": ("quadratic: attention", "二次项：注意力"),
