@@ -21,7 +21,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 unexport JUPYTER_PATH
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup figures test lab bench record lock newest execute clean
+.PHONY: help setup figures test lab bench calibrate record lock newest execute clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -48,6 +48,9 @@ lab: setup ## open the notebooks in JupyterLab
 
 bench: setup ## measure our kernels beside the article's loop and the library's
 	@$(RUN) -m benchmarks
+
+calibrate: setup ## a minute: fit the latency model to this machine, rows and fit to results/measured/
+	@$(RUN) -m pdlib.calibrate
 
 record: ## on a GPU machine: measure the article's experiments, write rows to results/
 	@$(RECORD_PYTHON) -m pdlib.record

@@ -1,7 +1,7 @@
-"""Models and devices by name, as data with a source beside each number (data/models.csv, data/devices.csv). No torch.
+"""Models and devices by name: data/models.csv and data/devices.csv, a source beside each number. No torch.
 
-A device's peaks are its data sheet's: dense, matrix units where the dtype has them, without sparsity; a link's rate is
-one direction's. Nothing here was measured.
+A device's peaks are its data sheet's: dense, matrix units where the dtype has them, without sparsity; a link's rate
+is one direction's. Nothing here was measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def model(name: str) -> ModelSpec:
     table = _table("models")
     one_of("model", name, list(table["name"]))
     sizes: dict[str, Any] = table[table["name"] == name].drop(columns="source").iloc[0].to_dict()
-    numbers = {key: int(value) for key, value in sizes.items() if key != "name"}
+    numbers: dict[str, Any] = {key: int(value) for key, value in sizes.items() if key != "name"}
     return ModelSpec(name=name, **numbers | {flag: bool(numbers[flag]) for flag in _FLAGS})
 
 
