@@ -28,21 +28,8 @@ NEED_TORCH = {
     "puzzle",
     "calibrate",
 }
-NAMED = {
-    "spec",
-    "cost",
-    "metrics",
-    "published",
-    "results",
-    "tables",
-    "plots",
-    "paths",
-    "lab",
-    "words",
-    "summary",
-    "presets",
-    "latency",
-}
+NAMED = {"spec", "cost", "metrics", "published", "results", "tables", "plots", "paths", "lab", "words", "summary"}
+NAMED |= {"presets", "latency"}
 BLOCK = """
 import importlib, json, sys
 sys.path.insert(0, sys.argv[1])

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
-import pandas as pd
 
 from pdlib import presets
 from pdlib.latency import form
 from pdlib.latency.form import NAMES, PARAMETERS, Fast
 from pdlib.latency.work import Floats, Work, of_rows, words
 from pdlib.spec import DeviceSpec, InputError, ModelSpec
+
+if TYPE_CHECKING:  # half a second that a prediction in plain numbers does not need
+    import pandas as pd
 
 SHAPE = ["model", "phase", "kernel", "requests", "prompt_tokens", "new_tokens"]
 TOLERANCE = 0.08  # relative: residuals well above it count less and less
@@ -46,6 +48,8 @@ class Fit:
 
     def parts(self, work: Work, model: ModelSpec, tensor_parallel: int = 1) -> pd.DataFrame:
         """Predicted seconds of every batch, a column a part of the formula."""
+        import pandas as pd
+
         every = form.parts(self.values, self._sizes(model, tensor_parallel), work)
         return pd.DataFrame({k: np.bincount(work.batch, v, minlength=work.batches) for k, v in every.items()})
 
@@ -55,6 +59,7 @@ class Fit:
         The interval holds the noise of a row, the parameters' covariance, and more for another model or device
         than the rows' and for sizes outside their range.
         """
+        import pandas as pd
         from scipy.stats import norm
 
         if not 0 < level < 1:
@@ -78,6 +83,7 @@ class Fit:
 
     def parameters(self, level: float = 0.9) -> pd.DataFrame:
         """One row a parameter: name, value, low, high, unit, meaning, identified."""
+        import pandas as pd
         from scipy.stats import norm
 
         half = norm.ppf((1 + level) / 2) * np.sqrt(np.diag(np.asarray(self.covariance)))

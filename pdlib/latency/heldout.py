@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from pdlib import paths, presets
 from pdlib.latency.fitting import SHAPE, Fit, _fit_shapes, shapes
 from pdlib.latency.work import of_rows, words
 from pdlib.spec import DeviceSpec, InputError, ModelSpec, one_of
+
+if TYPE_CHECKING:  # half a second that a prediction in plain numbers does not need
+    import pandas as pd
 
 Folds = Iterator[tuple[str, "np.ndarray"]]  # the fold's name, and which shapes it holds out
 
@@ -46,6 +49,7 @@ def _by_parallel(table: pd.DataFrame, seed: int) -> Folds:
 
 def _mixed(table: pd.DataFrame, seed: int) -> Folds:
     """Hold out the steps that mix prefill and decode; the fit sees pure ones."""
+
     yield "fit on pure steps", table["kernel"].str.contains("decodes=").to_numpy()
 
 
@@ -71,6 +75,8 @@ def holdout(
     out), 'mixed' (fit on pure steps). Columns: SHAPE, fold, measured, predicted, low, high, warning, error
     (predicted / measured − 1), inside (the measured time lies in the interval of `level`).
     """
+    import pandas as pd
+
     one_of("rule of a split", by, RULES)
     table = shapes(rows)
     made = [
@@ -89,6 +95,8 @@ def predicted(
     fit: Fit, table: pd.DataFrame, models: Mapping[str, ModelSpec] | None = None, level: float = 0.9
 ) -> pd.DataFrame:
     """The shapes of `table` (see latency.shapes) with what `fit` predicts, as holdout gives them."""
+    import pandas as pd
+
     parallel = table["kernel"].map(lambda kernel: words(kernel).get("tp", 1))
     made = []
     for (name, tp), own in table.assign(tp=parallel).groupby(["model", "tp"], sort=False):
@@ -102,8 +110,10 @@ def predicted(
 
 def errors(held: pd.DataFrame, by: Sequence[str] = ()) -> pd.DataFrame:
     """Of |error|: median and 90th percentile; the share of shapes inside the interval; how many. One line a group."""
+    import pandas as pd
 
     def one(own: pd.DataFrame) -> dict[str, float]:
+
         size = own["error"].abs()
         return {
             "median": float(size.median()),

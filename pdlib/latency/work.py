@@ -6,13 +6,15 @@ A Work holds n batches as arrays; a batch is one pass or several one after the o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from pdlib.spec import InputError
+
+if TYPE_CHECKING:  # half a second that a prediction in plain numbers does not need
+    import pandas as pd
 
 Floats = NDArray[np.float64]
 
