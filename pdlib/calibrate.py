@@ -276,8 +276,11 @@ def _calibrate(asked: argparse.Namespace) -> int:
     print(fit.parameters().to_string(index=False, float_format=lambda value: f"{value:.3g}"))
     if fit.unidentified:
         print(f"not identified by these rows: {', '.join(fit.unidentified)}")
-    held = latency.errors(latency.holdout(frame, lab.device, "shape", specs)).iloc[0]
-    print(f"sizes held out: median error {held['median']:.1%}, P90 {held['p90']:.1%} of {held['shapes']:.0f} shapes")
+    try:
+        held = latency.errors(latency.holdout(frame, lab.device, "shape", specs)).iloc[0]
+        print(f"sizes held out: median error {held['median']:.1%}, P90 {held['p90']:.1%} of {held['shapes']:.0f}")
+    except InputError as error:  # the fit stands; a half of its shapes is too few for a second one
+        print(f"no sizes held out: {error}")
     disturbed = unsettled(rows)
     for shape in disturbed:
         said = dict(zip(latency.SHAPE, shape, strict=True))

@@ -113,7 +113,6 @@ def errors(held: pd.DataFrame, by: Sequence[str] = ()) -> pd.DataFrame:
     import pandas as pd
 
     def one(own: pd.DataFrame) -> dict[str, float]:
-
         size = own["error"].abs()
         return {
             "median": float(size.median()),
