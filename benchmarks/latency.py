@@ -208,7 +208,11 @@ def main() -> None:
         return
     default = paths.recorded() / "04_latency_model.csv"
     chosen = asked.rows or (default if default.is_file() else None)
-    lines = [line(*found) for found in machine_lines(*machine_rows(chosen))] if chosen else []
+    lines = []
+    for name, held in machine_lines(*machine_rows(chosen)) if chosen else ():
+        lines.append(line(name, held))
+        if not held["settled"].all():  # something else ran: what a quiet machine would show
+            lines.append(line(name, held[held["settled"]]) | {"held out": f"{name}, undisturbed"})
     try:
         lines += [line(*found) for found in published_lines()]
     except InputError as error:

@@ -25,7 +25,6 @@ from pdlib.timers import Arm, Step, measure
 
 Rows = list[dict[str, Any]]
 STEPS = 4  # decode steps in one timing: one alone is near the clock's and the scheduler's noise
-APART = 0.05  # two least times of a shape that differ by more: it was disturbed
 
 
 @dataclass(frozen=True)
@@ -150,11 +149,13 @@ def calibration(
 
 
 def unsettled(rows: Rows) -> list[tuple[Any, ...]]:
-    """Shapes (values of latency.SHAPE) whose two least times differ by more than APART: neither can be trusted."""
+    """Shapes (values of latency.SHAPE) whose two least times differ by more than latency.APART: not to be trusted."""
     times: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
         times.setdefault(_key(row), []).append(row["seconds"])
-    return [key for key, every in times.items() if len(every) < 2 or sorted(every)[1] > (1 + APART) * min(every)]
+    return [
+        key for key, every in times.items() if len(every) < 2 or sorted(every)[1] > (1 + latency.APART) * min(every)
+    ]
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -284,7 +285,7 @@ def _calibrate(asked: argparse.Namespace) -> int:
     disturbed = unsettled(rows)
     for shape in disturbed:
         said = dict(zip(latency.SHAPE, shape, strict=True))
-        print(f"disturbed, its repeats stayed more than {APART:.0%} apart: {said}", file=sys.stderr)
+        print(f"disturbed, its repeats stayed more than {latency.APART:.0%} apart: {said}", file=sys.stderr)
     return 1 if disturbed else 0
 
 

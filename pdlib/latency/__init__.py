@@ -5,12 +5,13 @@ fit.predict(latency.decode(8, [512, 1024]), model)    # seconds, low, high, warn
 latency.errors(latency.holdout(rows, device, by="shape"))
 """
 
-from pdlib.latency.fitting import SHAPE, Fit, fit, shapes
+from pdlib.latency.fitting import Fit, fit
 from pdlib.latency.form import NAMES, PARAMETERS, Fast
 from pdlib.latency.heldout import a100, calibrated, calibrated_path, errors, holdout, predicted
-from pdlib.latency.work import Work, decode, mixed, of_rows, prefill
+from pdlib.latency.work import APART, SHAPE, Work, decode, mixed, of_rows, prefill, shapes
 
 __all__ = [
+    "APART",
     "NAMES",
     "PARAMETERS",
     "SHAPE",

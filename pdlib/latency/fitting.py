@@ -12,15 +12,16 @@ import numpy as np
 from pdlib import presets
 from pdlib.latency import form
 from pdlib.latency.form import NAMES, PARAMETERS, Fast
-from pdlib.latency.work import Floats, Work, of_rows, words
+from pdlib.latency.work import Floats, Work, of_rows, shapes, words
 from pdlib.spec import DeviceSpec, InputError, ModelSpec
 
 if TYPE_CHECKING:  # half a second that a prediction in plain numbers does not need
     import pandas as pd
 
-SHAPE = ["model", "phase", "kernel", "requests", "prompt_tokens", "new_tokens"]
 TOLERANCE = 0.08  # relative: residuals well above it count less and less
-OPEN = 0.7  # a parameter whose posterior is wider than this share of its prior was not identified
+ENOUGH = 8  # shapes that make a percentile
+DISTURBED = 4.0  # times the tolerance of a shape that was disturbed
+OPEN = 0.6  # a parameter whose posterior is wider than this share of its prior was not identified
 # What the rows cannot tell of themselves, as log standard deviations: a model that is not among them, a device known
 # by its data sheet alone, and every e-fold outside the range of the rows.
 OTHER_MODEL, OTHER_DEVICE, PER_FOLD = 0.07, 0.20, 0.10
@@ -143,24 +144,6 @@ class _Group:
     at: np.ndarray  # places in the table of shapes
 
 
-def shapes(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line a shape of the rows: SHAPE, machine, and `measured`, seconds of a step.
-
-    `measured` is the second least of three samples or more, the least of fewer: other work on a machine only ever
-    adds time, often to most samples of a shape, and a single least one may be luck.
-    """
-    for name in (*SHAPE, "machine", "device", "dtype", "seconds"):
-        if name not in rows.columns:
-            raise InputError(f"rows lack the column {name!r}; give rows of the results schema")
-    bad = ~(np.isfinite(rows["seconds"]) & (rows["seconds"] > 0))
-    if rows.empty or bad.any():
-        raise InputError(f"{int(bad.sum())} of {len(rows)} rows have no seconds above 0; measure them again")
-    step = rows["seconds"] / np.where(rows["phase"] == "decode", np.maximum(rows["new_tokens"] - 1, 1), 1)
-    keys = ["machine", "device", "dtype", *SHAPE]
-    table = rows.assign(measured=step).groupby(keys, sort=True, observed=True)["measured"]
-    return table.agg(lambda samples: float(np.sort(samples)[1 if len(samples) > 2 else 0])).reset_index()
-
-
 def fit(rows: pd.DataFrame, device: DeviceSpec, models: Mapping[str, ModelSpec] | None = None) -> Fit:
     """Fit the parameters to rows of one machine, device and dtype; `device` gives its peaks at that dtype.
 
@@ -189,10 +172,12 @@ def _fit_shapes(table: pd.DataFrame, device: DeviceSpec, models: Mapping[str, Mo
     prior = np.log(list(known.values()))
     spread = np.array([PARAMETERS[n].spread for n in NAMES])
 
+    settled = table["settled"].to_numpy(bool)
+    tolerance = TOLERANCE * np.where(settled, 1.0, DISTURBED)
+
     def residuals(logs: Floats) -> Floats:
-        return (
-            np.log(_seconds(dict(zip(NAMES, np.exp(logs), strict=True)), groups, len(table))) - measured
-        ) / TOLERANCE
+        values = dict(zip(NAMES, np.exp(logs), strict=True))
+        return (np.log(_seconds(values, groups, len(table))) - measured) / tolerance
 
     def objective(logs: Floats) -> Floats:
         r = residuals(logs)
@@ -202,16 +187,17 @@ def _fit_shapes(table: pd.DataFrame, device: DeviceSpec, models: Mapping[str, Mo
     done = least_squares(objective, prior, bounds=(prior - 4 * spread, prior + 4 * spread))
     r = residuals(done.x)
     slope = done.jac[: len(table)]
-    weight = (1 + r**2) ** -0.25  # of a row, by its distance
     information = slope.T @ slope + np.diag(spread**-2.0)
     inverse = np.linalg.inv(information)
     # Left out, a row would be missed by its residual over 1 − leverage: the noise of rows not seen.
     leverage = np.clip(np.einsum("ni,ij,nj->n", slope, inverse, slope), 0, 0.9)
-    missed = np.abs(r) * TOLERANCE / (1 - leverage)
-    level = max(np.quantile(missed * weight, 0.68) / TOLERANCE, 0.25)
-    noise = {phase: _noise(missed[(table["phase"] == phase).to_numpy()], missed) for phase in ("prefill", "decode")}
-    inverse = inverse * min(max(level, 1.0), 3.0) ** 2
-    open_ = np.sqrt(np.diag(np.linalg.inv(information))) > OPEN * spread
+    missed = np.abs(r) * tolerance / (1 - leverage)
+    trusted = settled if settled.sum() >= ENOUGH else np.ones_like(settled)
+    phase = table["phase"].to_numpy()
+    noise = {name: _noise(missed[trusted & (phase == name)], missed[trusted]) for name in ("prefill", "decode")}
+    open_ = np.sqrt(np.diag(inverse)) > OPEN * spread
+    # Rows that scatter more than the tolerance tell less than they were taken to.
+    inverse = inverse * max(1.0, min(max(noise.values()) / TOLERANCE, 3.0)) ** 2
     spans = [_ranged(g.work, g.size) for g in groups]
     joined = {name: np.concatenate([span[name] for span in spans]) for name in spans[0]}
     return Fit(
@@ -230,7 +216,7 @@ def _fit_shapes(table: pd.DataFrame, device: DeviceSpec, models: Mapping[str, Mo
 
 def _noise(own: Floats, every: Floats) -> float:
     """Log standard deviation from the 90th percentile of what was missed; of all rows when a phase has few."""
-    return max(float(np.quantile(own if len(own) >= 8 else every, 0.9)) / 1.645, 0.01)
+    return max(float(np.quantile(own if len(own) >= ENOUGH else every, 0.9)) / 1.645, 0.01)
 
 
 def _groups(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pdlib import paths, presets
-from pdlib.latency.fitting import SHAPE, Fit, _fit_shapes, shapes
-from pdlib.latency.work import of_rows, words
+from pdlib.latency.fitting import Fit, _fit_shapes
+from pdlib.latency.work import SHAPE, of_rows, shapes, words
 from pdlib.spec import DeviceSpec, InputError, ModelSpec, one_of
 
 if TYPE_CHECKING:  # half a second that a prediction in plain numbers does not need
@@ -72,20 +72,18 @@ def holdout(
     """Fit on a part of the rows' shapes, predict the rest: one line a held-out shape and fold.
 
     by: 'shape' (halves drawn by `seed`), 'model' (fit on one, predict the others), 'tp' (leave one number of devices
-    out), 'mixed' (fit on pure steps). Columns: SHAPE, fold, measured, predicted, low, high, warning, error
+    out), 'mixed' (fit on pure steps). Columns: SHAPE, fold, measured, settled, predicted, low, high, warning, error
     (predicted / measured − 1), inside (the measured time lies in the interval of `level`).
     """
     import pandas as pd
 
     one_of("rule of a split", by, RULES)
     table = shapes(rows)
-    made = [
-        predicted(
-            _fit_shapes(table[~held].reset_index(drop=True), device, models), table[held], models, level
-        ).assign(fold=fold)
-        for fold, held in RULES[by](table, seed)
-        if held.any()
-    ]
+    made = []
+    for fold, held in RULES[by](table, seed):
+        if held.any():
+            seen = _fit_shapes(table[~held].reset_index(drop=True), device, models)
+            made.append(predicted(seen, table[held], models, level).assign(fold=fold))
     if not made:
         raise InputError(f"nothing to hold out by {by!r}: {table['model'].nunique()} model, {len(table)} shapes")
     return pd.concat(made, ignore_index=True)
@@ -102,7 +100,11 @@ def predicted(
     for (name, tp), own in table.assign(tp=parallel).groupby(["model", "tp"], sort=False):
         model = models[name] if models is not None else presets.model(name)
         guess = fit.predict(of_rows(own), model, int(tp), level).set_axis(own.index)
-        made.append(own[[*SHAPE, "measured"]].assign(predicted=guess["seconds"], **guess[["low", "high", "warning"]]))
+        made.append(
+            own[[*SHAPE, "measured", "settled"]].assign(
+                predicted=guess["seconds"], **guess[["low", "high", "warning"]]
+            )
+        )
     joined = pd.concat(made).sort_index()
     inside = (joined["low"] <= joined["measured"]) & (joined["measured"] <= joined["high"])
     return joined.assign(error=joined["predicted"] / joined["measured"] - 1, inside=inside)

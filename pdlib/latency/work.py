@@ -48,6 +48,8 @@ class Work:
         return Work(**arrays, batch=place[self.batch][keep], batches=len(wanted))
 
 
+SHAPE = ["model", "phase", "kernel", "requests", "prompt_tokens", "new_tokens"]
+APART = 0.05  # two least times of a shape that differ by more: it was disturbed
 COUNTS = ("tokens", "logits", "pairs", "past", "decodes", "context")
 
 
@@ -89,6 +91,27 @@ def mixed(new: ArrayLike, past: ArrayLike, decodes: ArrayLike, context: ArrayLik
         return prefill(1, n, p) + decode(b, c)
     pairs = n * p + n * (n + 1) / 2
     return _passes(tokens=n + b, logits=1 + b, pairs=pairs, past=p, decodes=b, context=b * c)
+
+
+def shapes(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line a shape of the rows: SHAPE, machine, and `measured`, seconds of a step.
+
+    `measured` is the second least of three samples or more, the least of fewer: other work on a machine only ever
+    adds time, often to most samples of a shape, and a single least one may be luck. `settled`: a single sample, or
+    the two least within APART of each other; otherwise something disturbed all of them.
+    """
+    for name in (*SHAPE, "machine", "device", "dtype", "seconds"):
+        if name not in rows.columns:
+            raise InputError(f"rows lack the column {name!r}; give rows of the results schema")
+    bad = ~(np.isfinite(rows["seconds"]) & (rows["seconds"] > 0))
+    if rows.empty or bad.any():
+        raise InputError(f"{int(bad.sum())} of {len(rows)} rows have no seconds above 0; measure them again")
+    step = rows["seconds"] / np.where(rows["phase"] == "decode", np.maximum(rows["new_tokens"] - 1, 1), 1)
+    keys = ["machine", "device", "dtype", *SHAPE]
+    table = rows.assign(measured=step).groupby(keys, sort=True, observed=True)["measured"]
+    least = table.agg(lambda samples: float(np.sort(samples)[1 if len(samples) > 2 else 0])).reset_index()
+    apart = table.agg(lambda samples: float(np.sort(samples)[:2].max() / samples.min() - 1))
+    return least.assign(settled=(apart <= APART).to_numpy())
 
 
 def of_rows(rows: pd.DataFrame) -> Work:
