@@ -38,15 +38,6 @@ class Work:
             raise InputError(f"{self.batches} batches and {other.batches} do not pair up")
         return _joined([self, other], [0, 0], self.batches)
 
-    def take(self, batches: ArrayLike) -> Work:
-        """Some batches, by index, in that order."""
-        wanted = np.asarray(batches, int)
-        place = np.full(self.batches, -1)
-        place[wanted] = np.arange(len(wanted))
-        keep = place[self.batch] >= 0
-        arrays = {name: getattr(self, name)[keep] for name in COUNTS}
-        return Work(**arrays, batch=place[self.batch][keep], batches=len(wanted))
-
 
 SHAPE = ["model", "phase", "kernel", "requests", "prompt_tokens", "new_tokens"]
 APART = 0.05  # two least times of a shape that differ by more: it was disturbed
