@@ -26,10 +26,12 @@ def sweep(
     dtype: str = "float16",
     cards: int = 1,
     fit: Fit | None = None,
+    machine: str = "",
 ) -> pd.DataFrame:
     """Rows of prefill and decode at every batch: by `fit`, else by the roofline of `cards` devices together.
 
-    Decode is new_tokens − 1 steps at their mean context. Experiment 'by_batch', machine = '<cards> × <device>'.
+    Decode is new_tokens − 1 steps at their mean context. Experiment 'conflict'; `machine` is by default
+    '<cards> × <device>'.
     """
     from pdlib import latency  # imported late: rooflines alone need no fit
 
@@ -49,9 +51,9 @@ def sweep(
         for batch, s in zip(batches, seconds, strict=True):
             made.append(
                 results.row(
-                    experiment="by_batch",
+                    experiment="conflict",
                     source="modelled",
-                    machine=group.name,
+                    machine=machine or group.name,
                     model=model.name,
                     weights="unknown",
                     dtype=dtype,

@@ -122,9 +122,9 @@ def held(rows):
             named = dict(zip(key, values, strict=True)) | {"kernel": kernel, "split": split, "fold": "first half"}
             low, high = measured * off / 1.2, measured * off * 1.2
             times = {"measured": measured, "predicted": measured * off, "low": low, "high": high, "warning": ""}
-            made.append(named | times | {"error": off - 1, "inside": low <= measured <= high})
-    columns = [*key, "split", "fold", "measured", "predicted", "low", "high", "warning", "error", "inside"]
-    return pd.DataFrame(made, columns=columns).astype({"error": float, "inside": bool})
+            made.append(named | times | {"error": off - 1, "inside": low <= measured <= high, "settled": off > 0.9})
+    columns = [*key, "split", "fold", "measured", "predicted", "low", "high", "warning", "error", "inside", "settled"]
+    return pd.DataFrame(made, columns=columns).astype({"error": float, "inside": bool, "settled": bool})
 
 
 def mixes():

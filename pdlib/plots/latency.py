@@ -54,11 +54,11 @@ def conflict(
 ) -> Chart:
     """Share of the peak FLOP/s and of the peak B/s that prefill and decode reach, over the batch; a panel a model.
 
-    Rows of 'by_batch' and 'a100' whose machine is in `devices` and whose model is in `models`, series of at least
+    Rows of 'conflict', 'by_batch' and 'a100' whose machine is in `devices` and model in `models`, series of at least
     three batch sizes. Under a panel's name: the batch from which its decode is bound by compute.
     Drawn: the shares in % with their interval.
     """
-    found = checked(rows, "by_batch", "a100")
+    found = checked(rows, "conflict", "by_batch", "a100")
     found = found[found["machine"].isin(devices) & found["model"].isin(models)]
     figure = chart("conflict", found, 3.6, lang, note)
     series = list(_series(found, 3))
@@ -108,15 +108,13 @@ def _draw_shares(
                 ends = metrics.median_interval(seconds[phase])
                 middle, high, low = (100 * audit.shares(work, t, device)[at] for t in ends)
                 line.append((batch, middle, low, high))
-            x, middle, low, high = (np.array(column) for column in zip(*line, strict=True))
-            drawn = key["source"] in ("modelled", "measured", "recorded")
-            axes.plot(
-                x, middle, color=PHASE[phase], linestyle=STYLE[resource] if drawn else "", linewidth=1.5, zorder=3
-            )
+            x, y, lows, highs = (np.array(column) for column in zip(*line, strict=True))
+            dashes = STYLE[resource] if key["source"] in ("modelled", "measured", "recorded") else ""
+            axes.plot(x, y, color=PHASE[phase], linestyle=dashes, linewidth=1.5, zorder=3)
             if key["source"] != "modelled":
-                axes.vlines(x, low, high, color=INK, linewidth=1.2, zorder=4)
+                axes.vlines(x, lows, highs, color=INK, linewidth=1.2, zorder=4)
                 look = fill(key["source"], PHASE[phase])
-                axes.scatter(x, middle, s=30, marker="o" if resource == "compute" else "s", zorder=5, **look)
+                axes.scatter(x, y, s=30, marker="o" if resource == "compute" else "s", zorder=5, **look)
             made += [[*key.values(), phase, int(b), resource, *rest] for b, *rest in line]
     return made
 
@@ -153,10 +151,10 @@ def _legend(axes: Axes, lang: str) -> None:
 def ratio(rows: pd.DataFrame, lang: str = "en", note: str = "") -> Chart:
     """Prefill ÷ decode throughput over the batch: a panel a model, a line a device and context, points measured.
 
-    Rows of 'by_batch', 'a100' and the articles' experiments with both phases; a roofline is dashed, a fit solid.
+    Rows of 'conflict', 'by_batch', 'a100' and the articles' experiments; a roofline is dashed, a fit solid.
     Drawn: the ratio with its interval.
     """
-    found = checked(rows, "by_batch", "a100", "phases", "decode_device", "placements")
+    found = checked(rows, "conflict", "by_batch", "a100", "phases", "decode_device", "placements")
     found = found[(found["source"] != "published") | found["placement"].isin(["-", "PD-GPU"])]
     figure = chart("ratio", found[found["source"] != "modelled"], 4.0, lang, note)
     series = list(_series(found, 1))
@@ -231,11 +229,11 @@ def heldout(held: pd.DataFrame, rows: pd.DataFrame, lang: str = "en", note: str 
     """Predicted against measured time of shapes that the fit has not seen, with the interval; a panel a split.
 
     `held`: latency.holdout's frames, each with the columns split (a key of words 'split …'), source and machine;
-    `rows`: what they were measured in, for the caption. Drawn: `held` as it is.
+    `rows`: what they were measured in, for the caption. Crosses: shapes that are not `settled`. Drawn: `held`.
     """
     figure_rows = rows[rows["experiment"].isin(["calibration", "a100"])]
     splits = list(dict.fromkeys(held["split"]))
-    wide = min(3, max(1, len(splits)))
+    wide = 2 if len(splits) == 4 else min(3, max(1, len(splits)))
     high = math.ceil(len(splits) / wide) or 1
     figure = chart("heldout", figure_rows, 3.0 * high, lang, note)
     if not splits:
@@ -256,7 +254,9 @@ def heldout(held: pd.DataFrame, rows: pd.DataFrame, lang: str = "en", note: str 
             colour = PHASE["total" if blend else phase]
             x, y = 1e3 * part["measured"], 1e3 * part["predicted"]
             axes.vlines(x, 1e3 * part["low"], 1e3 * part["high"], color=colour, alpha=0.45, linewidth=1, zorder=2)
-            axes.scatter(x, y, s=20, zorder=3, **{**fill(source, colour), "linewidth": 0.9})
+            calm = part["settled"].to_numpy(bool)
+            axes.scatter(x[calm], y[calm], s=20, zorder=3, **{**fill(source, colour), "linewidth": 0.9})
+            axes.scatter(x[~calm], y[~calm], s=18, zorder=3, marker="x", color=colour, linewidth=0.9)
         size = mine["error"].abs()
         said = words.say(
             "heldout.error",

@@ -109,8 +109,8 @@ WORDS: dict[str, tuple[str, str]] = {
     # 04_heldout, 04_errors
     "heldout.title": ("Predicted against measured, shapes the fit has not seen", "预测与实测：拟合未见过的形状"),
     "heldout.sub": (
-        "bars: 90 % interval; line: equal, band: ± 25 %; blue Prefill, red decode, black both in one step",
-        "竖线：90%区间；斜线：相等，灰带：±25%；蓝Prefill，红Decode，黑为混合步",
+        "bars: 90 % interval; band: ± 25 %; blue Prefill, red decode, black both in one step; crosses: disturbed",
+        "竖线：90%区间；灰带：±25%；蓝Prefill，红Decode，黑为混合步；叉：受干扰",
     ),
     "heldout.x": ("measured (ms)", "实测（毫秒）"),
     "heldout.y": ("predicted (ms)", "预测（毫秒）"),
@@ -125,6 +125,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "median": ("median |error|, %", "|误差|中位数（%）"),
     "p90": ("90th percentile, %", "第90百分位（%）"),
     "coverage": ("inside the 90 % interval, %", "落入90%区间（%）"),
+    "settled": ("undisturbed shapes: median / P90, %", "未受干扰的形状：中位数/P90（%）"),
     "asked": ("asked for: median / P90, %", "要求：中位数/P90（%）"),
     "met": ("met", "达到"),
 }
