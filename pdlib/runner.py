@@ -44,6 +44,15 @@ OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
         "02_live_pair": CHART,
         "02_puzzle": CHART,
     },
+    "04_latency_model": {
+        "04_terms": CHART,
+        "04_audit": TABLE,
+        "04_inferred_hardware": CHART,
+        "04_conflict": CHART,
+        "04_ratio": CHART,
+        "04_heldout": CHART,
+        "04_errors": TABLE,
+    },
 }
 FAILED, BAD_INPUT, BUSY, INTERRUPTED = 1, 2, 3, 130
 

@@ -13,29 +13,38 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pdlib.plots.article_000 import equal_decode, live_pair, phases, prefill
     from pdlib.plots.article_001 import decomposition, two_phases
+    from pdlib.plots.audit import inferred_hardware, terms
     from pdlib.plots.honest import mistakes, puzzle
+    from pdlib.plots.latency import conflict, heldout, ratio
     from pdlib.plots.roofs import ratio_by_batch, roofline
     from pdlib.plots.style import Chart, save
 
 _HOMES = {
     "article_000": ("equal_decode", "live_pair", "phases", "prefill"),
     "article_001": ("decomposition", "two_phases"),
+    "audit": ("inferred_hardware", "terms"),
     "honest": ("mistakes", "puzzle"),
+    "latency": ("conflict", "heldout", "ratio"),
     "roofs": ("ratio_by_batch", "roofline"),
     "style": ("Chart", "save"),
 }
 __all__ = [
     "Chart",
+    "conflict",
     "decomposition",
     "equal_decode",
+    "heldout",
+    "inferred_hardware",
     "live_pair",
     "mistakes",
     "phases",
     "prefill",
     "puzzle",
+    "ratio",
     "ratio_by_batch",
     "roofline",
     "save",
+    "terms",
     "two_phases",
 ]
 
