@@ -1,0 +1,143 @@
+"""What the rows of a KV transfer say: the words of their kernel, rates, shares hidden, how long P is busy. No torch.
+
+The column `kernel` of such a row is a line of words, `road=network how=layers checksums=off pinned=off cast=none`,
+then, where an experiment has parts, `part=…` or `hand-over=…`.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from pdlib import links, metrics
+from pdlib.results import validate
+from pdlib.spec import InputError, one_of
+from pdlib.summary import GROUP, medians
+
+ROADS = ("device", "memory", "network", "file")
+HOWS = ("whole", "layers", "chunks")
+PARTS = ("alone", "streaming", "whole", "exposed", "first-token")
+HAND_OVERS = ("synchronous", "streaming", "none")
+SIZE = ["model", "dtype", "road", "requests", "prompt_tokens"]
+
+
+def kernel(
+    road: str, how: str = "whole", checksums: bool = False, pinned: bool = False, cast: str = "none", **more: str
+) -> str:
+    """The words of a transfer, in their order; `more` (part, hand_over) comes last."""
+    one_of("road", road, ROADS)
+    one_of("how", how, HOWS)
+    switches = {"checksums": "on" if checksums else "off", "pinned": "on" if pinned else "off", "cast": cast}
+    named = {"road": road, "how": how, **switches, **{key.replace("_", "-"): value for key, value in more.items()}}
+    return " ".join(f"{key}={value}" for key, value in named.items())
+
+
+def said(kernel: str) -> dict[str, str]:
+    """The words of a kernel by their names; {} for a kernel that has none, such as 'article'."""
+    pairs = (word.partition("=") for word in kernel.split(" "))
+    return {key: value for key, equals, value in pairs if equals}
+
+
+def transfers(rows: pd.DataFrame, *experiments: str) -> pd.DataFrame:
+    """The validated rows of the experiments with the words of their kernel as columns; '' where a word is absent."""
+    found = validate(rows)
+    found = found[found["experiment"].isin(experiments)].reset_index(drop=True)
+    words = [said(kernel) for kernel in found["kernel"]]
+    for name in ("road", "how", "checksums", "pinned", "cast", "part", "hand-over"):
+        found[name] = pd.Series([word.get(name, "") for word in words], index=found.index, dtype="str")
+    # a published transfer that says no road is a road of its own, under the name of who published it
+    return found.assign(road=found["road"].where(found["road"] != "", found["machine"]))
+
+
+def road_name(row: pd.Series) -> str:
+    """A road with what sets it apart: 'network', 'memory, checksums', 'device, pinned'."""
+    named = [row["road"], *(name for name in ("checksums", "pinned") if row[name] == "on")]
+    return ", ".join([*named, *([row["cast"]] if row["cast"] not in ("", "none") else [])])
+
+
+def rates(rows: pd.DataFrame) -> pd.DataFrame:
+    """GB/s of the experiment 'bandwidth' by road and bytes: source, machine, road, bytes, median, low, high, n."""
+    found = transfers(rows, "bandwidth")
+    found = found[(found["bytes"] > 0) & (found["seconds"] > 0)]
+    found = found.assign(road=[road_name(row) for _, row in found.iterrows()])
+    found = found.assign(rate=found["bytes"] / found["seconds"] / 1e9)
+    return medians(found, [*GROUP, "road", "bytes"], "rate").sort_values([*GROUP, "road", "bytes"], ignore_index=True)
+
+
+def fits(rows: pd.DataFrame) -> pd.DataFrame:
+    """t = t0 + bytes / BW of every road of 'bandwidth' with two sizes or more.
+
+    Columns source, machine, road, t0_us, t0_low, t0_high, GB_per_s, low, high, worst (share, see links.Fit), sizes.
+    """
+    found, made = transfers(rows, "bandwidth"), []
+    found = found[(found["bytes"] > 0) & (found["seconds"] > 0)]
+    found = found.assign(road=[road_name(row) for _, row in found.iterrows()])
+    for key, part in found.groupby([*GROUP, "road"], sort=False):
+        if part["bytes"].nunique() > 1:
+            line = links.fit(part["bytes"], part["seconds"])
+            t0, rate = (1e6 * t for t in line.t0_s), (b / 1e9 for b in line.bytes_per_s)
+            made.append([*key, *t0, *rate, line.worst, part["bytes"].nunique()])
+    columns = [*GROUP, "road", "t0_us", "t0_low", "t0_high", "GB_per_s", "low", "high", "worst", "sizes"]
+    return pd.DataFrame(made, columns=columns)
+
+
+def hidden(rows: pd.DataFrame, layers: int) -> pd.DataFrame:
+    """Of each workload of 'hidden': how much of the transfer hides behind prefill, and what that costs prefill.
+
+    Columns: source, machine, model, dtype, road, requests, prompt_tokens; share, share_low, share_high
+    (1 − exposed ÷ whole transfer alone); exposed_s, whole_s, prefill_s (alone), streaming_s (prefill while it
+    streams); cost, cost_low, cost_high (streaming ÷ alone); total_whole_s = prefill alone + transfer;
+    total_streamed_s = streaming + exposed; bound_share (links.hidden_share of a model of `layers` layers).
+    """
+    made = []
+    for key, part in transfers(rows, "hidden").groupby([*GROUP, *SIZE], sort=False):
+        times = {
+            name: part.loc[part["part"] == name, "seconds"] for name in ("alone", "streaming", "whole", "exposed")
+        }
+        absent = [name for name, arm in times.items() if arm.empty]
+        if absent:
+            raise InputError(
+                f"rows of 'hidden' on {key[1]}, prompt {key[-1]}: no part={', '.join(absent)}; measure again"
+            )
+        exposed, low, high = metrics.ratio_interval(times["exposed"], times["whole"])
+        middle = {name: float(arm.median()) for name, arm in times.items()}
+        total = middle["alone"] + middle["whole"], middle["streaming"] + middle["exposed"]
+        bound = float(links.hidden_share(middle["alone"], middle["whole"], layers))
+        cost = metrics.ratio_interval(times["streaming"], times["alone"])
+        seconds = [middle[name] for name in ("exposed", "whole", "alone", "streaming")]
+        made.append([*key, 1 - exposed, 1 - high, 1 - low, *seconds, *cost, *total, bound, len(times["exposed"])])
+    columns = ["share", "share_low", "share_high", "exposed_s", "whole_s", "prefill_s", "streaming_s"]
+    columns += ["cost", "cost_low", "cost_high", "total_whole_s", "total_streamed_s", "bound_share", "n"]
+    return pd.DataFrame(made, columns=[*GROUP, *SIZE, *columns]).sort_values([*GROUP, *SIZE], ignore_index=True)
+
+
+def busy(rows: pd.DataFrame) -> pd.DataFrame:
+    """Claim 0.12 on rows of 'busy': how long P is taken by one request under each kind of hand-over, in s.
+
+    Columns source, machine, hand-over, requests, prompt_tokens, new_tokens, median, low, high, n; a sample is
+    the sum of P's phases of one repeat, ÷ requests. 'none' is the whole job on P.
+    """
+    found = transfers(rows, "busy")
+    key = [*GROUP, "hand-over", "requests", "prompt_tokens", "new_tokens"]
+    each = found.groupby([*key, "repeat"], sort=False, as_index=False)["seconds"].sum()
+    each["seconds"] /= each["requests"]
+    return medians(each, key)
+
+
+def first_tokens(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of 'slow_link' by link and how: the time from the start of prefill to D's first token, in s.
+
+    Columns source, machine, link, how, bytes, GB_per_s (of the whole transfer alone), prefill_s, transfer_s,
+    median, low, high, n. how='none' is D doing the prefill itself, with no link in between.
+    """
+    found, made = transfers(rows, "slow_link"), []
+    for (source, machine, link), part in found.groupby([*GROUP, "scenario"], sort=False):
+        whole = part[part["part"] == "whole"]
+        moved = float(whole["seconds"].median()) if len(whole) else 0.0
+        size = int(whole["bytes"].median()) if len(whole) else 0
+        prefill = float(part.loc[part["part"] == "alone", "seconds"].median())
+        for how, arm in part[part["part"] == "first-token"].groupby("how", sort=False):
+            rate = size / moved / 1e9 if moved else float("nan")
+            interval = metrics.median_interval(arm["seconds"])
+            made.append([source, machine, link, how or "none", size, rate, prefill, moved, *interval, len(arm)])
+    columns = [*GROUP, "link", "how", "bytes", "GB_per_s", "prefill_s", "transfer_s", "median", "low", "high", "n"]
+    return pd.DataFrame(made, columns=columns)
