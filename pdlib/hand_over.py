@@ -6,6 +6,7 @@ then, where an experiment has parts, `part=…` or `hand-over=…`.
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from pdlib import links, metrics
@@ -64,7 +65,7 @@ def rates(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fits(rows: pd.DataFrame) -> pd.DataFrame:
-    """t = t0 + bytes / BW of every road of 'bandwidth' with two sizes or more.
+    """t = t0 + bytes / BW of every road of 'bandwidth' with three sizes or more.
 
     Columns source, machine, road, t0_us, t0_low, t0_high, GB_per_s, low, high, worst (share, see links.Fit), sizes.
     """
@@ -72,7 +73,7 @@ def fits(rows: pd.DataFrame) -> pd.DataFrame:
     found = found[(found["bytes"] > 0) & (found["seconds"] > 0)]
     found = found.assign(road=[road_name(row) for _, row in found.iterrows()])
     for key, part in found.groupby([*GROUP, "road"], sort=False):
-        if part["bytes"].nunique() > 1:
+        if part["bytes"].nunique() > 2:
             line = links.fit(part["bytes"], part["seconds"])
             t0, rate = (1e6 * t for t in line.t0_s), (b / 1e9 for b in line.bytes_per_s)
             made.append([*key, *t0, *rate, line.worst, part["bytes"].nunique()])
@@ -126,18 +127,46 @@ def busy(rows: pd.DataFrame) -> pd.DataFrame:
 def first_tokens(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of 'slow_link' by link and how: the time from the start of prefill to D's first token, in s.
 
-    Columns source, machine, link, how, bytes, GB_per_s (of the whole transfer alone), prefill_s, transfer_s,
-    median, low, high, n. how='none' is D doing the prefill itself, with no link in between.
+    Columns source, machine, link, how, bytes, t0_s and GB_per_s (of the whole transfers alone: fitted where there
+    are two sizes, else achieved), prefill_s (alone), median, low, high, n. how='none' is D doing the prefill
+    itself, with no link in between.
     """
     found, made = transfers(rows, "slow_link"), []
     for (source, machine, link), part in found.groupby([*GROUP, "scenario"], sort=False):
-        whole = part[part["part"] == "whole"]
-        moved = float(whole["seconds"].median()) if len(whole) else 0.0
-        size = int(whole["bytes"].median()) if len(whole) else 0
+        firsts, whole = part[part["part"] == "first-token"], part[part["part"] == "whole"]
+        size, t0, rate = 0, 0.0, float("nan")
+        if len(whole):
+            size = int(whole["bytes"].max())  # smaller ones are there for the fit
+            rate = size / float(whole.loc[whole["bytes"] == size, "seconds"].median())
+            if whole["bytes"].nunique() > 1:
+                line = links.fit(whole["bytes"], whole["seconds"])
+                t0, rate = line.t0_s[0], line.bytes_per_s[0]
         prefill = float(part.loc[part["part"] == "alone", "seconds"].median())
-        for how, arm in part[part["part"] == "first-token"].groupby("how", sort=False):
-            rate = size / moved / 1e9 if moved else float("nan")
+        for how, arm in firsts.groupby("how", sort=False):
             interval = metrics.median_interval(arm["seconds"])
-            made.append([source, machine, link, how or "none", size, rate, prefill, moved, *interval, len(arm)])
-    columns = [*GROUP, "link", "how", "bytes", "GB_per_s", "prefill_s", "transfer_s", "median", "low", "high", "n"]
+            made.append([source, machine, link, how or "none", size, t0, rate / 1e9, prefill, *interval, len(arm)])
+    columns = [*GROUP, "link", "how", "bytes", "t0_s", "GB_per_s", "prefill_s", "median", "low", "high", "n"]
     return pd.DataFrame(made, columns=columns)
+
+
+def link_model(points: pd.DataFrame, layers: int) -> pd.DataFrame:
+    """`first_tokens` of one machine, modelled for links of any speed: columns how, GB_per_s, median (s).
+
+    prefill + t0 + bytes / BW + D's step for 'whole', with links.exposed_s in place of the transfer for 'layers'.
+    Prefill is the median over the links, t0 the fastest link's, D's step what D needs after a prefill of its own.
+    """
+    moved, own = points[points["how"] == "whole"], points[points["how"] == "none"]
+    fastest = moved.loc[moved["GB_per_s"].idxmax()]
+    prefill = float(moved["prefill_s"].median())
+    step = max(0.0, float((own["median"] - own["prefill_s"]).iloc[0])) if len(own) else 0.0
+    speeds = np.geomspace(moved["GB_per_s"].min() / 4, max(12.5, 4 * fastest["GB_per_s"]), 200)
+    transfer = fastest["t0_s"] + fastest["bytes"] / speeds / 1e9
+    late = {"whole": transfer, "layers": links.exposed_s(prefill, transfer, layers)}
+    made = [pd.DataFrame({"how": how, "GB_per_s": speeds, "median": prefill + x + step}) for how, x in late.items()]
+    return pd.concat(made, ignore_index=True)
+
+
+def break_even(line: pd.DataFrame, seconds: float) -> float | None:
+    """The slowest link, in GB/s, at which a way of `link_model` is no later than `seconds`; None where none is."""
+    soon = line[line["median"] <= seconds]
+    return float(soon["GB_per_s"].min()) if len(soon) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 
 from pdlib.spec import one_of
+from pdlib.transfer_words import TRANSFER
 
 LANGUAGES = ("en", "zh")
 
@@ -192,6 +193,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "decode_share": ("Decode's share of the time", "Decode耗时占比"),
     "ratio": ("Prefill ÷ Decode throughput", "Prefill ÷ Decode 吞吐量之比"),
     "ratio_title": ("the same, in the title", "同上，标题中的数字"),
+    **TRANSFER,
 }
 
 

@@ -91,6 +91,8 @@ def rows(machine="laptop", source="measured", repeats=5):
             add("slow_link", "prefill", compute * noise(), (8, 512), name, r, scenario=link)
             name = hand_over.kernel("network", "whole", part="whole")
             add("slow_link", "transfer", moved * noise(), (8, 512), name, r, scenario=link, bytes=size)
+            small = (t0 + KAPPA * 16 / rate) * noise()
+            add("slow_link", "transfer", small, (1, 16), name, r, scenario=link, bytes=KAPPA * 16)
             for how, late in (("whole", moved), ("layers", exposed)):
                 name = hand_over.kernel("network", how, part="exposed")
                 add("slow_link", "transfer", late * noise(), (8, 512), name, r, scenario=link, bytes=size)

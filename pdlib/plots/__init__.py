@@ -13,29 +13,40 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pdlib.plots.article_000 import equal_decode, live_pair, phases, prefill
     from pdlib.plots.article_001 import decomposition, two_phases
+    from pdlib.plots.clock import timeline
     from pdlib.plots.honest import mistakes, puzzle
+    from pdlib.plots.links import needed, slow_link
     from pdlib.plots.roofs import ratio_by_batch, roofline
     from pdlib.plots.style import Chart, save
+    from pdlib.plots.transfer import bandwidth, hidden
 
 _HOMES = {
     "article_000": ("equal_decode", "live_pair", "phases", "prefill"),
     "article_001": ("decomposition", "two_phases"),
+    "clock": ("timeline",),
     "honest": ("mistakes", "puzzle"),
+    "links": ("needed", "slow_link"),
     "roofs": ("ratio_by_batch", "roofline"),
     "style": ("Chart", "save"),
+    "transfer": ("bandwidth", "hidden"),
 }
 __all__ = [
     "Chart",
+    "bandwidth",
     "decomposition",
     "equal_decode",
+    "hidden",
     "live_pair",
     "mistakes",
+    "needed",
     "phases",
     "prefill",
     "puzzle",
     "ratio_by_batch",
     "roofline",
     "save",
+    "slow_link",
+    "timeline",
     "two_phases",
 ]
 
