@@ -40,10 +40,30 @@ class ModelSpec:
     positions: int  # longest sequence the model was made for, in tokens
     gated_mlp: bool = False  # three MLP matrices (SwiGLU) instead of two
     learned_positions: bool = False  # a table of position embeddings (GPT-2)
+    tied_head: bool = True  # the output head is the token embedding
+    # Mixture of experts: the first dense_layers have an MLP of width `mlp`, the others experts of width expert_mlp.
+    experts: int = 0  # a layer; 0 = every layer dense
+    experts_per_token: int = 0
+    shared_experts: int = 0  # that every token passes, beside its own
+    expert_mlp: int = 0
+    dense_layers: int = 0
+    # Latent attention (DeepSeek): keys and values kept as one vector of kv_rank + rope_dim; head_dim = values' width.
+    kv_rank: int = 0  # 0 = keys and values kept as they are
+    q_rank: int = 0
+    rope_dim: int = 0
 
     def __post_init__(self) -> None:
         sizes = ("layers", "heads", "kv_heads", "head_dim", "hidden", "mlp", "vocab", "positions")
         whole_numbers(**{k: getattr(self, k) for k in sizes})
+        if self.experts:
+            whole_numbers(experts_per_token=self.experts_per_token, expert_mlp=self.expert_mlp)
+            if self.experts_per_token > self.experts or not 0 <= self.dense_layers < self.layers:
+                raise InputError(
+                    f"{self.name}: {self.experts_per_token} experts a token of {self.experts}, {self.dense_layers} "
+                    f"dense layers of {self.layers}; give at most all experts and at least one layer with experts"
+                )
+        if self.kv_rank:
+            whole_numbers(kv_rank=self.kv_rank, q_rank=self.q_rank, rope_dim=self.rope_dim)
         if self.heads % self.kv_heads:
             raise InputError(
                 f"{self.name}: {self.heads} heads cannot share {self.kv_heads} KV heads evenly; "
@@ -51,11 +71,49 @@ class ModelSpec:
             )
 
     @property
+    def attention_parameters(self) -> int:
+        """Weights of one layer's attention: Q, K, V and output projections."""
+        if not self.kv_rank:
+            return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        # DeepSeek-AI 2024, "DeepSeek-V2", equations 9-19: down to a rank, up to the heads.
+        queries = self.q_rank * (self.hidden + self.heads * (self.head_dim + self.rope_dim))
+        latent = self.hidden * (self.kv_rank + self.rope_dim) + self.kv_rank * self.heads * 2 * self.head_dim
+        return queries + latent + self.heads * self.head_dim * self.hidden
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights of one expert."""
+        return (3 if self.gated_mlp else 2) * self.hidden * self.expert_mlp
+
+    @property
+    def expert_layers(self) -> int:
+        return self.layers - self.dense_layers if self.experts else 0
+
+    def _layers_parameters(self, experts: float) -> float:
+        """Weights of the layers' matrix products with `experts` routed experts a layer."""
+        dense = (3 if self.gated_mlp else 2) * self.hidden * self.mlp
+        routed = self.hidden * self.experts + (experts + self.shared_experts) * self.expert_parameters
+        return (
+            self.layers * self.attention_parameters
+            + (self.layers - self.expert_layers) * dense
+            + self.expert_layers * routed
+        )
+
+    @property
     def matmul_parameters(self) -> int:
-        """Weights of the layers' matrix products: each costs 2 FLOPs a token. Embeddings excluded."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        mlp = (3 if self.gated_mlp else 2) * self.hidden * self.mlp
-        return self.layers * (attention + mlp)
+        """Weights of the layers' matrix products that a token meets: 2 FLOPs each. Embeddings excluded."""
+        return int(self._layers_parameters(self.experts_per_token))
+
+    def touched_parameters(self, experts: float) -> float:
+        """Weights of the layers' matrix products that a pass reads when `experts` routed experts a layer are hit."""
+        return self._layers_parameters(experts)
+
+    @property
+    def parameters(self) -> int:
+        """All matrices: layers with every expert, embeddings, output head. Norms and biases are left out."""
+        tables = self.vocab + (self.positions if self.learned_positions else 0)
+        head = 0 if self.tied_head else self.head_parameters
+        return int(self._layers_parameters(self.experts)) + self.hidden * tables + head
 
     @property
     def head_parameters(self) -> int:
@@ -65,20 +123,35 @@ class ModelSpec:
     @classmethod
     def from_hf(cls, name: str, config: Any) -> ModelSpec:
         """Read the sizes from a transformers config of a decoder-only model."""
-        hidden, heads = config.hidden_size, config.num_attention_heads
-        inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
+
+        def first(*names: str, default: Any = 0) -> Any:
+            return next((v for v in (getattr(config, n, None) for n in names) if v), default)
+
+        hidden, heads, latent = config.hidden_size, config.num_attention_heads, first("kv_lora_rank")
+        experts = first("n_routed_experts", "num_local_experts", "num_experts")
+        inner = first("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
         return cls(
             name=name,
             layers=config.num_hidden_layers,
             heads=heads,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or hidden // heads,
+            kv_heads=first("num_key_value_heads", default=heads),
+            # in latent attention the library's head_dim is the rotated part alone
+            head_dim=config.v_head_dim if latent else first("head_dim", default=hidden // heads),
             hidden=hidden,
             mlp=inner,
             vocab=config.vocab_size,
-            positions=config.max_position_embeddings,
-            gated_mlp=getattr(config, "hidden_act", "") == "silu",
-            learned_positions=config.model_type == "gpt2",
+            positions=first("max_position_embeddings", "seq_length", default=2048),
+            gated_mlp=first("hidden_act", default="") == "silu",
+            learned_positions=config.model_type in ("gpt2", "opt"),
+            tied_head=bool(getattr(config, "tie_word_embeddings", True)),
+            experts=experts,
+            experts_per_token=config.num_experts_per_tok if experts else 0,
+            shared_experts=first("n_shared_experts") if experts else 0,
+            expert_mlp=first("moe_intermediate_size", default=inner) if experts else 0,
+            dense_layers=first("first_k_dense_replace") if experts else 0,
+            kv_rank=latent,
+            q_rank=config.q_lora_rank if latent else 0,
+            rope_dim=config.qk_rope_head_dim if latent else 0,
         )
 
 
@@ -95,11 +168,19 @@ class DeviceSpec:
     read_bytes_per_s: float
     copy_bytes_per_s: float  # bytes read + bytes written, per second
     origin: str  # "measured", or where the numbers were published
+    memory_bytes: float = 0.0  # 0 = not known, here and below
+    link_bytes_per_s: float = 0.0  # to a neighbour, one direction
+    power_w: float = 0.0
 
     def __post_init__(self) -> None:
         for field in ("flops_per_s", "read_bytes_per_s", "copy_bytes_per_s"):
             if not getattr(self, field) > 0:
                 raise InputError(f"{self.name}: {field} = {getattr(self, field)!r} must be above 0")
+        for field in ("memory_bytes", "link_bytes_per_s", "power_w"):
+            if not getattr(self, field) >= 0:
+                raise InputError(
+                    f"{self.name}: {field} = {getattr(self, field)!r} must be at least 0 (0 = not known)"
+                )
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,12 @@
-"""Tables: rows in, a DataFrame out, and `save`.
-
-A table has keys as columns; `show` and `save` put headers in its language. The articles' digits stand as
-printed. Columns that end in _exact carry full precision for the CSV and are left out of what is shown.
-"""
+"""Tables of articles 000 and 001 and of the classic mistakes. The articles' digits stand as printed."""
 
 from __future__ import annotations
 
-import html
-
 import pandas as pd
 
-from pdlib import metrics, paths, published, words
+from pdlib import metrics, published, words
 from pdlib.results import validate
-from pdlib.spec import InputError, one_of
+from pdlib.spec import one_of
 from pdlib.summary import (
     ARTICLE_COLUMNS,
     GROUP,
@@ -26,6 +20,7 @@ from pdlib.summary import (
     split_gain,
     verdict,
 )
+from pdlib.tables.base import done
 
 
 def mistakes(rows: pd.DataFrame, lang: str = "en") -> pd.DataFrame:
@@ -51,7 +46,7 @@ def mistakes(rows: pd.DataFrame, lang: str = "en") -> pd.DataFrame:
         )
     columns = ["machine", "mistake", "honest", "mistaken", "factor", "verdict"]
     exact = numbers.drop(columns=[*GROUP, "mistake"]).add_suffix("_exact")
-    return _done(pd.DataFrame(table, columns=columns).join(exact), lang)
+    return done(pd.DataFrame(table, columns=columns).join(exact), lang)
 
 
 def figures(rows: pd.DataFrame, lang: str = "en") -> pd.DataFrame:
@@ -84,7 +79,7 @@ def figures(rows: pd.DataFrame, lang: str = "en") -> pd.DataFrame:
             "high_exact": high,
         }
         table.append(cells | {header: values[key] for header, values in live.items()})
-    return _done(pd.DataFrame(table), lang)
+    return done(pd.DataFrame(table), lang)
 
 
 def _recomputed() -> dict[str, tuple[str, str, float, float, float]]:
@@ -199,7 +194,7 @@ def _with_exact(table: pd.DataFrame, exact: pd.DataFrame, places: int, rows: pd.
         ]
         checks.append("; ".join(other) or words.say("check.ok", lang))
     live = _live_cells(rows, table)
-    return _done(pd.concat([table.assign(check=checks), live, exact.add_suffix("_exact")], axis=1), lang)
+    return done(pd.concat([table.assign(check=checks), live, exact.add_suffix("_exact")], axis=1), lang)
 
 
 def _live_cells(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
@@ -234,46 +229,6 @@ def _live_cells(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 def _live(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
     checked = validate(rows)
     return checked[(checked["experiment"] == experiment) & (checked["source"] != "published")]
-
-
-def show(table: pd.DataFrame) -> pd.DataFrame:
-    """What a reader sees of a table of this module: without the exact columns, headers in its language."""
-    lang = table.attrs.get("lang", "en")
-    seen = table[[c for c in table if not c.endswith("_exact")]]
-    return seen.rename(columns={c: _header(c, lang) for c in seen})
-
-
-def _header(column: str, lang: str) -> str:
-    """'measured:laptop:PD-fast (s)' → 'this machine: PD-fast (s)'; any other key by its words."""
-    if column.count(":") != 2:
-        return words.name(column, lang)
-    source, machine, what = column.split(":")
-    return f"{group_name(source, machine, lang)}: {words.name(what, lang)}"
-
-
-def save(table: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Write figures/<name>.csv (every column), .md and .html (what `show` shows), each whole or not at
-    all; returns what `show` shows, so that a cell can end in it."""
-    seen = show(table)
-    if "/" in name or not name:
-        raise InputError(f"table name {name!r}; give a plain file name without a folder or an ending")
-    lines = [seen.columns, ["---"] * seen.shape[1], *seen.to_numpy()]
-    cells = [[str(cell).replace("|", "\\|") for cell in line] for line in lines]
-    marked = "".join("| " + " | ".join(line) + " |\n" for line in cells)
-    head = f'<!doctype html>\n<meta charset="utf-8">\n<title>{html.escape(name)}</title>\n'
-    contents = {
-        "csv": table.to_csv(index=False, lineterminator="\n"),
-        "md": marked,
-        "html": head + seen.to_html(index=False, border=0) + "\n",
-    }
-    for ending, content in contents.items():
-        paths.write_atomic(paths.figures() / f"{name}.{ending}", content)
-    return seen
-
-
-def _done(table: pd.DataFrame, lang: str) -> pd.DataFrame:
-    table.attrs["lang"] = lang
-    return table
 
 
 def _places(text: str) -> int:
