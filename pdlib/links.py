@@ -85,20 +85,29 @@ def needed_bytes_per_s(cache_bytes: float, prefill_s: float) -> float:
     return cache_bytes / prefill_s
 
 
-def exposed_s(prefill_s: ArrayLike, transfer_s: ArrayLike, layers: int) -> np.ndarray:
-    """Time from the end of prefill to the last byte when each layer leaves as soon as it is computed, in s.
+def exposed_s(prefill_s: ArrayLike, transfer_s: ArrayLike, layers: int, ahead: float = 0.0) -> np.ndarray:
+    """Time from the end of prefill to the last byte when each layer leaves as soon as it is ready, in s.
 
-    `transfer_s` is the whole transfer alone. Layer i is ready at i·T/L, and layers leave one after the other:
-    they end at max(T + X/L, T/L + X). So at least one layer's transfer stays exposed.
+    `transfer_s` is the whole transfer alone, X; prefill takes T. Layer i is ready at (i − ahead)·T/L and layers leave
+    one after the other, so the last byte is there at max(T + X/L, T/L + X) − ahead·T/L. `ahead` = 0 is a layer
+    that leaves when it is computed: then one layer's transfer always stays exposed. `layer_ahead` is the share of a
+    layer that is still to be computed when its keys and values exist.
     """
     whole_numbers(layers=layers)
     computed, moved = np.asarray(prefill_s, float), np.asarray(transfer_s, float)
-    return np.maximum(moved / layers, computed / layers + moved - computed)
+    late = np.maximum(moved / layers, computed / layers + moved - computed)
+    return np.maximum(0.0, late - ahead * computed / layers)
 
 
-def hidden_share(prefill_s: ArrayLike, transfer_s: ArrayLike, layers: int) -> np.ndarray:
+def layer_ahead(model: ModelSpec) -> float:
+    """Share of a layer's matrix FLOPs that follows its keys and values: all but the Q, K and V projections."""
+    attention = model.hidden * model.head_dim * (model.heads + 2 * model.kv_heads)
+    return 1 - attention * model.layers / model.matmul_parameters
+
+
+def hidden_share(prefill_s: ArrayLike, transfer_s: ArrayLike, layers: int, ahead: float = 0.0) -> np.ndarray:
     """1 − exposed ÷ transfer alone, by `exposed_s`: 1 − 1/L where a layer moves faster than it is computed."""
-    return 1 - exposed_s(prefill_s, transfer_s, layers) / np.asarray(transfer_s, float)
+    return 1 - exposed_s(prefill_s, transfer_s, layers, ahead) / np.asarray(transfer_s, float)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Any
 
 import pandas as pd
 
-from pdlib import cost, paths, results
-from pdlib.spec import DTYPE_BYTES, GPT2, DeviceSpec
+from pdlib import cost, paths, presets, results
+from pdlib.spec import GPT2, DeviceSpec
 
 # Article 001 names no chip ("Apple M"). Its memory is at least as fast as the first and, in a laptop
 # without Max in its name, hardly faster than the second; FLOP/s are float32.
@@ -88,9 +88,11 @@ def mooncake() -> pd.DataFrame:
     and `prefill_s`, the time to the first token less the transfer.
     """
     table = _read("mooncake").copy()
-    copies = (table["tensor_parallel"] / table["kv_heads"]).clip(lower=1)
-    kappa = 2 * table["layers"] * table["kv_heads"] * table["head_dim"] * DTYPE_BYTES["bfloat16"] * copies
-    table["bytes"] = (kappa * table["prompt_tokens"]).astype("int64")
+    kappa = [
+        cost.kv_bytes_per_token(presets.model(run.model), "bfloat16", run.tensor_parallel)
+        for run in table.itertuples()
+    ]
+    table["bytes"] = kappa * table["prompt_tokens"]
     table["prefill_s"] = (table["ttft_ms"] - table["transfer_ms"]) / 1e3
     return table
 
