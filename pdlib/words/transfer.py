@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TRANSFER: dict[str, tuple[str, str]] = {
+WORDS: dict[str, tuple[str, str]] = {
     "mooncake-h800": ("Mooncake, H800", "Mooncake，H800"),
     "mooncake-h20": ("Mooncake, H20", "Mooncake，H20"),
     # roads and how a cache leaves
