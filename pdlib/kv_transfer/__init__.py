@@ -1,0 +1,22 @@
+"""Kernel 3: KV transfer. Hands a filled cache from P to D, by one of four roads, each on one screen.
+
+device (one process), memory (two processes, one host), network (two hosts), file (later). A manifest goes first.
+"""
+
+from pdlib.kv_transfer.device import pinned, transfer
+from pdlib.kv_transfer.file import load, load_manifest, save
+from pdlib.kv_transfer.manifest import Fingerprint, Manifest, TransferError, cuts_of, fingerprint, manifest_of
+
+__all__ = [
+    "Fingerprint",
+    "Manifest",
+    "TransferError",
+    "cuts_of",
+    "fingerprint",
+    "load",
+    "load_manifest",
+    "manifest_of",
+    "pinned",
+    "save",
+    "transfer",
+]
