@@ -6,10 +6,13 @@ device (one process), memory (two processes, one host), network (two hosts), fil
 from pdlib.kv_transfer.device import pinned, transfer
 from pdlib.kv_transfer.file import load, load_manifest, save
 from pdlib.kv_transfer.manifest import Fingerprint, Manifest, TransferError, cuts_of, fingerprint, manifest_of
+from pdlib.kv_transfer.memory import Segment, Sharing, segment_bytes, share, sweep, view
 
 __all__ = [
     "Fingerprint",
     "Manifest",
+    "Segment",
+    "Sharing",
     "TransferError",
     "cuts_of",
     "fingerprint",
@@ -18,5 +21,9 @@ __all__ = [
     "manifest_of",
     "pinned",
     "save",
+    "segment_bytes",
+    "share",
+    "sweep",
     "transfer",
+    "view",
 ]

@@ -8,7 +8,7 @@ import torch
 
 from pdlib.kv_cache import KVCache
 from pdlib.kv_transfer.manifest import TransferError, check_slots
-from pdlib.kv_transfer.parts import dtype_of
+from pdlib.kv_transfer.parts import dtype_of, runs
 from pdlib.spec import DTYPE_BYTES, one_of
 
 
@@ -70,11 +70,11 @@ def _copy_layer(
     to_slots: list[int],
     lengths: list[int],
     wire: torch.dtype,
-    runs: bool,
+    by_head: bool,
 ) -> None:
     """One layer (2, B, KV, C, D): a single copy when slots are in order and equally long, else one a request.
 
-    `runs`: one a head, the only pieces that are contiguous on both sides. A device copies those without waiting.
+    `by_head`: one a head, the only pieces that are contiguous on both sides. A device copies those without waiting.
     """
     plain = from_slots == to_slots == list(range(source.shape[1])) and len(set(lengths)) == 1
     if plain and target.shape[1] == source.shape[1]:
@@ -84,8 +84,8 @@ def _copy_layer(
             (source[:, s, :, :n], target[:, t, :, :n]) for s, t, n in zip(from_slots, to_slots, lengths, strict=True)
         ]
     for there, here in pairs:
-        if runs:
-            for one, other in zip(there.flatten(0, -3), here.flatten(0, -3), strict=True):
+        if by_head:
+            for one, other in zip(runs(there), runs(here), strict=True):
                 other.copy_(one.to(wire), non_blocking=True)
         else:
             here.copy_(there.to(wire))

@@ -10,7 +10,7 @@ import xxhash
 from torch import Tensor
 
 from pdlib.kv_cache import KVCache
-from pdlib.kv_transfer.manifest import Manifest, raw
+from pdlib.kv_transfer.manifest import Manifest, TransferError, raw
 
 # A piece stays in a core's caches between packing, hashing and sending (measured: 0.8 – 3 MB are equally good).
 PIECE_BYTES = 1_600_000
@@ -61,6 +61,15 @@ def views(cache: KVCache, piece: Piece, slots: Sequence[int]) -> list[Tensor]:
     ]
 
 
+def runs(view: Tensor) -> Iterator[Tensor]:
+    """The (n, D) of a view (…, n, D), in order: each is one run of memory, whatever lies between them."""
+    if view.dim() == 2:
+        yield view
+    else:
+        for one in view.unbind(0):
+            yield from runs(one)
+
+
 def pack(found: Sequence[Tensor], out: Tensor) -> Tensor:
     """Copy `found`, one after the other, into the flat buffer `out`, cast to its dtype; returns the part used."""
     at = 0
@@ -81,11 +90,8 @@ def unpack(flat: Tensor, found: Sequence[Tensor]) -> None:
 def hash_views(into: xxhash.xxh3_64, found: Sequence[Tensor]) -> None:
     """Feed a hash with what `pack` would make of these views of CPU memory, run by run, without the copy."""
     for view in found:
-        if view.is_contiguous():
-            into.update(raw(view))
-        else:
-            for run in view.flatten(0, 2):  # (S·R·KV, n, D), each n · D in one run
-                into.update(raw(run))
+        for run in [view] if view.is_contiguous() else runs(view):
+            into.update(raw(run))
 
 
 def layer_checksums(manifest: Manifest, cache: KVCache, slots: Sequence[int]) -> list[str]:
@@ -104,3 +110,24 @@ def dtype_of(name: str) -> torch.dtype:
     found = getattr(torch, name)
     assert isinstance(found, torch.dtype)
     return found
+
+
+class ToSend:
+    """The parts of a hand-over that have not left yet, in the order in which prefill makes them."""
+
+    def __init__(self, manifest: Manifest, cache: KVCache) -> None:
+        self.left, self._cache, self._longest = list(manifest.parts), cache, max(manifest.lengths)
+
+    def made(self, layer: int) -> tuple[int, int, int] | None:
+        """The part that a pass of prefill has made when it has written `layer`; None when all have left.
+
+        TransferError when the passes are not those of the manifest: positions would leave before they are made.
+        """
+        before = max(self._cache.lengths)  # filled before this pass
+        expected, start, _ = self.left[0] if self.left else (layer, self._longest, 0)
+        if expected != layer or (start > before) or (start and start < min(before, self._longest)):
+            raise TransferError(
+                f"layer {layer} behind {before} positions was not the next of this hand-over (layer {expected} "
+                f"behind {start}): prefill in the chunks announced, manifest_of(…, cuts=cuts_of(prompt_tokens, chunk))"
+            )
+        return self.left.pop(0) if self.left else None
