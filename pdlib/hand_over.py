@@ -6,13 +6,15 @@ then, where an experiment has parts, `part=…` or `hand-over=…`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
-from pdlib import links, metrics
+from pdlib import links, metrics, words
 from pdlib.results import validate
-from pdlib.spec import InputError, one_of
-from pdlib.summary import GROUP, medians
+from pdlib.spec import InputError, ModelSpec, one_of
+from pdlib.summary import GROUP, medians, whole_seconds
 
 ROADS = ("device", "memory", "network", "file")
 HOWS = ("whole", "layers", "chunks")
@@ -81,13 +83,14 @@ def fits(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(made, columns=columns)
 
 
-def hidden(rows: pd.DataFrame, layers: int) -> pd.DataFrame:
+def hidden(rows: pd.DataFrame, model: ModelSpec) -> pd.DataFrame:
     """Of each workload of 'hidden': how much of the transfer hides behind prefill, and what that costs prefill.
 
     Columns: source, machine, model, dtype, road, requests, prompt_tokens; share, share_low, share_high
     (1 − exposed ÷ whole transfer alone); exposed_s, whole_s, prefill_s (alone), streaming_s (prefill while it
     streams); cost, cost_low, cost_high (streaming ÷ alone); total_whole_s = prefill alone + transfer;
-    total_streamed_s = streaming + exposed; bound_share (links.hidden_share of a model of `layers` layers).
+    total_streamed_s = streaming + exposed; bound_share (links.hidden_share of `model`, whose
+    keys and values leave before the rest of their layer is computed).
     """
     made = []
     for key, part in transfers(rows, "hidden").groupby([*GROUP, *SIZE], sort=False):
@@ -102,7 +105,8 @@ def hidden(rows: pd.DataFrame, layers: int) -> pd.DataFrame:
         exposed, low, high = metrics.ratio_interval(times["exposed"], times["whole"])
         middle = {name: float(arm.median()) for name, arm in times.items()}
         total = middle["alone"] + middle["whole"], middle["streaming"] + middle["exposed"]
-        bound = float(links.hidden_share(middle["alone"], middle["whole"], layers))
+        ahead = links.layer_ahead(model)
+        bound = float(links.hidden_share(middle["alone"], middle["whole"], model.layers, ahead))
         cost = metrics.ratio_interval(times["streaming"], times["alone"])
         seconds = [middle[name] for name in ("exposed", "whole", "alone", "streaming")]
         made.append([*key, 1 - exposed, 1 - high, 1 - low, *seconds, *cost, *total, bound, len(times["exposed"])])
@@ -118,6 +122,7 @@ def busy(rows: pd.DataFrame) -> pd.DataFrame:
     the sum of P's phases of one repeat, ÷ requests. 'none' is the whole job on P.
     """
     found = transfers(rows, "busy")
+    found = found.assign(seconds=whole_seconds(found))
     key = [*GROUP, "hand-over", "requests", "prompt_tokens", "new_tokens"]
     each = found.groupby([*key, "repeat"], sort=False, as_index=False)["seconds"].sum()
     each["seconds"] /= each["requests"]
@@ -149,19 +154,19 @@ def first_tokens(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(made, columns=columns)
 
 
-def link_model(points: pd.DataFrame, layers: int) -> pd.DataFrame:
+def link_model(points: pd.DataFrame, model: ModelSpec) -> pd.DataFrame:
     """`first_tokens` of one machine, modelled for links of any speed: columns how, GB_per_s, median (s).
 
     prefill + t0 + bytes / BW + D's step for 'whole', with links.exposed_s in place of the transfer for 'layers'.
     Prefill is the median over the links, t0 the fastest link's, D's step what D needs after a prefill of its own.
     """
-    moved, own = points[points["how"] == "whole"], points[points["how"] == "none"]
+    moved = points[points["how"] == "whole"]
     fastest = moved.loc[moved["GB_per_s"].idxmax()]
     prefill = float(moved["prefill_s"].median())
-    step = max(0.0, float((own["median"] - own["prefill_s"]).iloc[0])) if len(own) else 0.0
+    step = _own_step(points)
     speeds = np.geomspace(moved["GB_per_s"].min() / 4, max(12.5, 4 * fastest["GB_per_s"]), 200)
     transfer = fastest["t0_s"] + fastest["bytes"] / speeds / 1e9
-    late = {"whole": transfer, "layers": links.exposed_s(prefill, transfer, layers)}
+    late = {"whole": transfer, "layers": links.exposed_s(prefill, transfer, model.layers, links.layer_ahead(model))}
     made = [pd.DataFrame({"how": how, "GB_per_s": speeds, "median": prefill + x + step}) for how, x in late.items()]
     return pd.concat(made, ignore_index=True)
 
@@ -170,3 +175,43 @@ def break_even(line: pd.DataFrame, seconds: float) -> float | None:
     """The slowest link, in GB/s, at which a way of `link_model` is no later than `seconds`; None where none is."""
     soon = line[line["median"] <= seconds]
     return float(soon["GB_per_s"].min()) if len(soon) else None
+
+
+def streamed_bound(rows: pd.DataFrame, model: ModelSpec) -> pd.DataFrame:
+    """Each link of 'slow_link' against what prefill, transfer and D's step alone allow.
+
+    Columns source, machine, link, whole_ratio (prefill + transfer + step, ÷ measured), bound_s (max(prefill,
+    transfer) + one layer of the other + step), streamed_s, over (streamed ÷ bound − 1), share (hidden, of the
+    transfer alone), whole_s.
+    """
+    found, points, made = transfers(rows, "slow_link"), first_tokens(rows), []
+    for (source, machine, link), part in points[points["how"] != "none"].groupby([*GROUP, "link"], sort=False):
+        mine = found[(found["machine"] == machine) & (found["source"] == source) & (found["scenario"] == link)]
+        mine = mine[mine["bytes"].isin([0, part["bytes"].iloc[0]])]
+        middle = mine.groupby("part")["seconds"].median()
+        first = part.set_index("how")["median"]
+        step = _own_step(points[(points["machine"] == machine) & (points["source"] == source)])
+        late = float(links.exposed_s(middle["alone"], middle["whole"], model.layers))
+        whole, bound = middle["alone"] + middle["whole"] + step, middle["alone"] + late + step
+        share, over = 1 - middle["exposed"] / middle["whole"], first["layers"] / bound - 1
+        made.append(
+            [source, machine, link, whole / first["whole"], bound, first["layers"], over, share, first["whole"]]
+        )
+    columns = [*GROUP, "link", "whole_ratio", "bound_s", "streamed_s", "over", "share", "whole_s"]
+    return pd.DataFrame(made, columns=columns)
+
+
+def _own_step(points: pd.DataFrame) -> float:
+    """What D needs for a token after a prefill of its own, in s; 0 where it did none."""
+    own = points[points["how"] == "none"]
+    return max(0.0, float((own["median"] - own["prefill_s"]).iloc[0])) if len(own) else 0.0
+
+
+def where_measured(rows: pd.DataFrame, asked: Sequence[str], lang: str = "en") -> str:
+    """For a caption: over which links 'slow_link' was measured, and which of those `asked` for could not be made."""
+    there = [link for link in transfers(rows, "slow_link")["scenario"].unique() if link != "none"]
+    if there == ["loopback"]:
+        return words.say("on loopback", lang)
+    absent = [words.name(link, lang) for link in asked if link not in there]
+    said = words.say("in namespaces", lang, ", ".join(words.name(link, lang) for link in there))
+    return said + (words.say("not made", lang, ", ".join(absent)) if absent else "")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.optimize import nnls
 
 from pdlib import cost, metrics, paths
 from pdlib.spec import DeviceSpec, InputError, ModelSpec, one_of, whole_numbers
@@ -150,6 +149,8 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Fit:
 
 def _line(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
     """(t0, s a byte), both ≥ 0, that predict `seconds` best, relative to each."""
+    from scipy.optimize import nnls  # here, not above: recording rows asks for torch, transformers and pandas only
+
     scale = sizes.max()
     columns = np.column_stack([1 / seconds, sizes / scale / seconds])
     (t0, slope), _ = nnls(columns, np.ones(len(sizes)))

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -111,6 +111,22 @@ def hosts() -> Iterator[Hosts]:
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)  # absent if never made
+
+
+def about(links: Sequence[str]) -> str:
+    """What of `links` this machine can make, in a sentence or two, with the reason for what it cannot."""
+    try:
+        with hosts() as made:
+            can, cannot = [], []
+            for name in links:
+                try:
+                    made.shape(LINKS[name])
+                    can.append(name)
+                except Unavailable as error:
+                    cannot.append(f"Not {name}: {error}.")
+            return " ".join([f"Two network namespaces, joined by a veth pair: {', '.join(can)}.", *cannot])
+    except Unavailable as error:
+        return f"P and D meet on the loopback: {error}."
 
 
 def sweep() -> list[str]:

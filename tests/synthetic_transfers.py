@@ -8,7 +8,7 @@ KAPPA = 73_728  # GPT-2, float32
 LAYERS = 12
 SPEED = {"laptop": 1.0, "h200": 1 / 55}  # seconds ×
 ROADS = {"device": (3e-5, 6.2e9), "memory": (1.5e-4, 11e9), "network": (3e-4, 3.4e9), "file": (2e-3, 1.2e9)}
-LINKS = {"loopback": (3e-4, 3.4e9), "10gbit": (3e-4, 1.17e9), "1gbit": (4e-4, 1.17e8)}
+LINKS = {"10gbit": (3e-4, 1.17e9), "1gbit": (4e-4, 1.17e8)}
 
 
 def rows(machine="laptop", source="measured", repeats=5):
@@ -85,23 +85,29 @@ def rows(machine="laptop", source="measured", repeats=5):
     size, own, compute = KAPPA * 8 * 512, 5.4, 3.1
     for link, (t0, rate) in LINKS.items():
         moved = t0 + size / rate
-        exposed = float(links.exposed_s(compute, moved, LAYERS))
+        late = float(links.exposed_s(compute, moved, LAYERS))
         for r in range(repeats):
-            name = hand_over.kernel("network", "whole", part="alone")
-            add("slow_link", "prefill", compute * noise(), (8, 512), name, r, scenario=link)
-            name = hand_over.kernel("network", "whole", part="whole")
-            add("slow_link", "transfer", moved * noise(), (8, 512), name, r, scenario=link, bytes=size)
-            small = (t0 + KAPPA * 16 / rate) * noise()
-            add("slow_link", "transfer", small, (1, 16), name, r, scenario=link, bytes=KAPPA * 16)
-            for how, late in (("whole", moved), ("layers", exposed)):
-                name = hand_over.kernel("network", how, part="exposed")
-                add("slow_link", "transfer", late * noise(), (8, 512), name, r, scenario=link, bytes=size)
-                name = hand_over.kernel("network", how, part="first-token")
-                seconds = (compute + late + 0.06) * noise()
-                add("slow_link", "decode", seconds, (8, 512), name, r, scenario=link)
+            where = {"repeat": r, "scenario": link}
+            for how, part, phase, seconds, sent in (
+                ("whole", "alone", "prefill", compute, 0),
+                ("whole", "whole", "transfer", moved, size),
+                ("whole", "first-token", "decode", compute + moved + 0.06, 0),
+                ("layers", "streaming", "prefill", 1.01 * compute, 0),
+                ("layers", "exposed", "transfer", late, size),
+                ("layers", "first-token", "decode", compute + late + 0.06, 0),
+            ):
+                name = hand_over.kernel("network", how, part=part)
+                add("slow_link", phase, seconds * noise(), (8, 512), name, bytes=sent, **where)
+            small, name = KAPPA * 16, hand_over.kernel("network", "whole", part="whole")
+            add("slow_link", "transfer", (t0 + small / rate) * noise(), (1, 16), name, bytes=small, **where)
     for r in range(repeats):
         add("slow_link", "prefill", own * noise(), (8, 512), "part=alone", r, scenario="none")
         add("slow_link", "decode", (own + 0.06) * noise(), (8, 512), "part=first-token", r, scenario="none")
+    for shape, kappa in (("gpt2 float32 1", KAPPA), ("llama-2-70b float16 16", 655_360)):
+        model, dtype, parallel = shape.split()
+        name = hand_over.kernel("device", devices=parallel)
+        more = {"model": model, "dtype": dtype, "weights": "unknown", "bytes": 16 * kappa}
+        add("kv_bytes", "transfer", 1e-3, (1, 16), name, **more)
     return results.frame(made)
 
 

@@ -23,6 +23,7 @@ from pdlib.plots.style import (
     log_ticks,
 )
 from pdlib.plots.transfer import spread
+from pdlib.spec import ModelSpec
 from pdlib.summary import GROUP, digits, group_name, groups
 
 MODELS = ("#0072B2", "#D55E00", "#117733", "#AA4499", "#332288", "#BBA33D")
@@ -76,11 +77,11 @@ def needed(demands: pd.DataFrame, rows: pd.DataFrame, lang: str = "en", note: st
 
 
 @drawing
-def slow_link(rows: pd.DataFrame, layers: int, lang: str = "en", note: str = "") -> Chart:
+def slow_link(rows: pd.DataFrame, model: ModelSpec, lang: str = "en", note: str = "") -> Chart:
     """Time to D's first token over the speed of the link: whole, layer by layer, and without any hand-over.
 
     Points are measured (experiment 'slow_link'); lines follow from the measured prefill, t0 + bytes / BW and
-    links.exposed_s of a model of `layers` layers, so links that were not measured lie on them too. A panel a
+    links.exposed_s of `model`, so links that were not measured lie on them too. A panel a
     machine. Drawn: points, then lines with source 'modelled', then where each line meets D's own prefill.
     """
     found = checked(rows, "slow_link")
@@ -96,11 +97,11 @@ def slow_link(rows: pd.DataFrame, layers: int, lang: str = "en", note: str = "")
         axes.set_xscale("log")
         if len(present) > 1:
             axes.set_title(group_name(source, machine, lang))
-        model = hand_over.link_model(mine, layers)
+        modelled = hand_over.link_model(mine, model)
         own = mine.loc[mine["how"] == "none", "median"]
-        right = model["GB_per_s"].max()
+        right = modelled["GB_per_s"].max()
         for how, colour in HOW.items():
-            line, seen = model[model["how"] == how], mine[mine["how"] == how]
+            line, seen = modelled[modelled["how"] == how], mine[mine["how"] == how]
             if how == "none":
                 if len(own):
                     axes.axhline(own.iloc[0], color=colour, linewidth=1.4, zorder=2)
@@ -131,12 +132,12 @@ def slow_link(rows: pd.DataFrame, layers: int, lang: str = "en", note: str = "")
         for link in mine.loc[mine["how"] == "whole"].itertuples():
             label(axes, words.name(link.link, lang), (link.GB_per_s, 0), (0, 3), color=QUIET)
             axes.axvline(link.GB_per_s, color=QUIET, linewidth=0.6, linestyle=":", zorder=1)
-        top = max(mine["high"].max(), *(own * 1.25), 2.2 * model["median"].min())
+        top = max(mine["high"].max(), *(own * 1.25), 2.2 * modelled["median"].min())
         axes.set_ylim(0, top)
-        axes.set_xlim(model["GB_per_s"].min(), right)
+        axes.set_xlim(modelled["GB_per_s"].min(), right)
         log_ticks(axes.xaxis)
         axes.set_xlabel(words.say("slow_link.x", lang))
-        made.append(model.assign(source="modelled", machine=machine, link="-", low=np.nan, high=np.nan)[columns])
+        made.append(modelled.assign(source="modelled", machine=machine, link="-", low=np.nan, high=np.nan)[columns])
     figure.axes[0].set_ylabel(words.say("slow_link.y", lang))
     return finish(figure, pd.concat(made, ignore_index=True))
 

@@ -25,7 +25,7 @@ from pdlib.plots.style import (
     label,
     log_ticks,
 )
-from pdlib.spec import DeviceSpec
+from pdlib.spec import DeviceSpec, ModelSpec
 from pdlib.summary import GROUP, digits, group_name, groups
 
 ROAD = {"device": "#332288", "memory": "#117733", "network": PHASE["transfer"], "file": "#AA4499", "rdma": "#0072B2"}
@@ -120,15 +120,15 @@ def bandwidth(rows: pd.DataFrame, devices: Mapping[str, DeviceSpec], lang: str =
 
 
 @drawing
-def hidden(rows: pd.DataFrame, layers: int, lang: str = "en", note: str = "") -> Chart:
+def hidden(rows: pd.DataFrame, model: ModelSpec, lang: str = "en", note: str = "") -> Chart:
     """Share of the transfer that hides behind prefill over the prompt length (experiment 'hidden').
 
-    The line is links.hidden_share of the measured prefill and transfer of a model of `layers` layers; below,
-    the condition itself: a layer's transfer against its compute. Drawn: hand_over.hidden.
+    The line is links.hidden_share of the measured prefill and transfer of `model`; below, the condition itself:
+    a layer's transfer against its compute. Drawn: hand_over.hidden.
     """
-    found = checked(rows, "hidden")
+    found, layers = checked(rows, "hidden"), model.layers
     figure = chart("hidden", found, 4.6, lang, note, [layers])
-    table = hand_over.hidden(found, layers)
+    table = hand_over.hidden(found, model)
     if table.empty:
         return empty(figure, lang, table.columns)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.35, 1))

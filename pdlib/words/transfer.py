@@ -69,6 +69,16 @@ WORDS: dict[str, tuple[str, str]] = {
     "loopback": ("loopback", "回环"),
     "10gbit": ("10 Gb/s", "10 Gb/s"),
     "1gbit": ("1 Gb/s", "1 Gb/s"),
+    "veth": ("veth pair, as it is", "veth对，不限速"),
+    "on loopback": (
+        "P and D on this machine's loopback: no network namespaces here, slower links are modelled",
+        "P与D经本机回环：此处没有网络命名空间，更慢的链路由模型给出",
+    ),
+    "in namespaces": (
+        "P and D in two network namespaces, veth shaped by tc to {0}",
+        "P与D在两个网络命名空间，veth由tc限速为 {0}",
+    ),
+    "not made": ("; this machine cannot make: {0}", "；本机无法实现：{0}"),
     "1gbit loss=1%": ("1 Gb/s, 1 % loss", "1 Gb/s，丢包1%"),
     # table headers
     "model": ("model", "模型"),
