@@ -8,7 +8,7 @@ import torch
 
 from pdlib.kv_cache import KVCache
 from pdlib.kv_transfer.manifest import TransferError, check_slots
-from pdlib.kv_transfer.parts import dtype_of, runs
+from pdlib.kv_transfer.parts import dtype_of, runs, settle
 from pdlib.spec import DTYPE_BYTES, one_of
 
 
@@ -51,10 +51,7 @@ def transfer(
             _copy_layer(source.data[layer], target.data[layer], from_slots, to_slots, lengths, wire, side is not None)
     if side is not None:
         torch.cuda.current_stream(side.device).wait_stream(side)
-    rewound = list(target.lengths)
-    for slot, length in zip(to_slots, lengths, strict=True):
-        rewound[slot] = length
-    target.rewind(rewound)
+    settle(target, to_slots, lengths)
     return 2 * layers * heads * width * wire.itemsize * sum(lengths)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from pdlib import paths
 from pdlib.kv_cache import KVCache
 from pdlib.kv_transfer.manifest import Manifest, TransferError, check_slots, manifest_of, raw
-from pdlib.kv_transfer.parts import dtype_of, pack, pieces, unpack, views
+from pdlib.kv_transfer.parts import dtype_of, pack, pieces, settle, unpack, views
 from pdlib.models import Model
 
 
@@ -70,16 +70,8 @@ def load(path: Path, model: Model, cache: KVCache, slots: Sequence[int] | None =
                 size = sum(view.numel() for view in found)
                 unpack(flat[at : at + size], found)
                 at += size
-    _settle(cache, rows, manifest.lengths)
+    settle(cache, rows, manifest.lengths)
     return manifest
-
-
-def _settle(cache: KVCache, rows: Sequence[int], lengths: Sequence[int]) -> None:
-    """Set the lengths of `rows`, last: until then the requests are as they were."""
-    wanted = list(cache.lengths)
-    for row, length in zip(rows, lengths, strict=True):
-        wanted[row] = length
-    cache.rewind(wanted)
 
 
 def _packed(manifest: Manifest, cache: KVCache, rows: Sequence[int], layer: int) -> Tensor:

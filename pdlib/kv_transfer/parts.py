@@ -74,7 +74,7 @@ def pack(found: Sequence[Tensor], out: Tensor) -> Tensor:
     """Copy `found`, one after the other, into the flat buffer `out`, cast to its dtype; returns the part used."""
     at = 0
     for view in found:
-        out[at : at + view.numel()].view(view.shape).copy_(view, non_blocking=True)
+        out[at : at + view.numel()].view(view.shape).copy_(view)
         at += view.numel()
     return out[:at]
 
@@ -83,7 +83,7 @@ def unpack(flat: Tensor, found: Sequence[Tensor]) -> None:
     """The reverse of `pack`: from a flat buffer into the cache's memory."""
     at = 0
     for view in found:
-        view.copy_(flat[at : at + view.numel()].view(view.shape), non_blocking=True)
+        view.copy_(flat[at : at + view.numel()].view(view.shape))
         at += view.numel()
 
 
@@ -92,6 +92,14 @@ def hash_views(into: xxhash.xxh3_64, found: Sequence[Tensor]) -> None:
     for view in found:
         for run in [view] if view.is_contiguous() else runs(view):
             into.update(raw(run))
+
+
+def settle(cache: KVCache, slots: Sequence[int], lengths: Sequence[int]) -> None:
+    """Set the lengths of `slots`, last of all: until then the requests there are as they were."""
+    wanted = list(cache.lengths)
+    for slot, length in zip(slots, lengths, strict=True):
+        wanted[slot] = length
+    cache.rewind(wanted)
 
 
 def layer_checksums(manifest: Manifest, cache: KVCache, slots: Sequence[int]) -> list[str]:
@@ -128,6 +136,6 @@ class ToSend:
         if expected != layer or (start > before) or (start and start < min(before, self._longest)):
             raise TransferError(
                 f"layer {layer} behind {before} positions was not the next of this hand-over (layer {expected} "
-                f"behind {start}): prefill in the chunks announced, manifest_of(…, cuts=cuts_of(prompt_tokens, chunk))"
+                f"behind {start}): prefill in the chunks announced, cuts=cuts_of(prompt_tokens, chunk)"
             )
         return self.left.pop(0) if self.left else None
