@@ -35,7 +35,7 @@ reason, answers every further request with it, and takes in another D that comes
 one that is here is finished or reported; exit status 0. A second one ends at once.
 """
 
+from pdlib.workers.client import Pair, pair
 from pdlib.workers.messages import Failed, Finished, Request, Settings, Times
-from pdlib.workers.pair import Pair, pair
 
 __all__ = ["Failed", "Finished", "Pair", "Request", "Settings", "Times", "pair"]

@@ -9,6 +9,7 @@ import random
 import sys
 import threading
 from dataclasses import fields
+from typing import Any
 
 from pdlib.spec import InputError
 from pdlib.workers.messages import Lines, Settings
@@ -32,9 +33,11 @@ def main(argv: list[str] | None = None) -> int:
     for one in fields(Settings):
         if one.name in ("address", "port"):  # MASTER_ADDR and MASTER_PORT, as everywhere in torch
             continue
-        kind = {"bool": lambda text: text != "off", "int": int, "float": float}.get(str(one.type), str)
-        name = "--" + one.name.replace("_", "-")
-        parser.add_argument(name, type=kind, default=one.default, help=HELP.get(one.name, f"default {one.default}"))
+        kinds: dict[str, Any] = {"bool": lambda text: text != "off", "int": int, "float": float}
+        # torchrun takes a bare --d for one of its own
+        name = "--" + one.name.replace("_", "-") + ("-device" if one.name in ("p", "d") else "")
+        about = HELP.get(one.name, f"default {one.default}")
+        parser.add_argument(name, dest=one.name, type=kinds.get(str(one.type), str), default=one.default, help=about)
     parser.add_argument("--requests", type=int, default=0, help="P: make so many itself; without it, read them")
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new-tokens", type=int, default=16)

@@ -116,7 +116,7 @@ class DecodeSide:
             if message["kind"] != "coming":
                 self.events.put(message)
 
-        self.link = Link("P", self.settings.silence_s, WORDS, heard)
+        self.link = Link(self.meeting.talk, "P", self.settings.silence_s, WORDS, heard)
         door.open(self.link)
         self.client.tell(kind="ready")
 
@@ -131,7 +131,7 @@ class DecodeSide:
                     self._of_p(message)
                 except InputError as error:
                     if self.link:
-                        self.link.lose(f"it sent {error}")
+                        self.link.lose(f"it sent {error}", tell=True)
                 message = self.events.get_nowait()
         except queue.Empty:
             pass

@@ -16,9 +16,11 @@ from pdlib.kv_transfer import Manifest, Outgoing, Segment, TransferError, manife
 from pdlib.models import Model
 from pdlib.prefill import prefill
 from pdlib.spec import InputError
-from pdlib.workers.link import TAG, Link
+from pdlib.workers.link import Link
 from pdlib.workers.meeting import Hello, first_line
 from pdlib.workers.messages import Message, Settings, whole
+
+TAGS = 2**20  # a tag for each transfer: what is left of a broken one is not taken for the next
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,6 @@ class Sender:
     def close_segment(self) -> None:
         """Give the shared memory back."""
         if self.segment is not None:
-            self.segment.unlink()
             self.segment.close()
         self.segment = None
 
@@ -69,7 +70,7 @@ class Sender:
     def _over_network(self, link: Link, number: int, prompt: Sequence[int]) -> Sent:
         """The manifest, D's consent, then the cache, layer by layer while prefill runs or whole after it."""
         self._transfers += 1
-        tag, patience_s = self._transfers % TAG, self.settings.transfer_s
+        tag, patience_s = self._transfers % TAGS, self.settings.transfer_s
         manifest = manifest_of(self.model, self.cache, lengths=[len(prompt)], checksums=self.settings.checksums)
         link.tell("coming", id=number, tag=tag)
         try:
@@ -148,14 +149,14 @@ class Door:
             except TransferError:
                 pass  # P has been told: it makes the cache anew, or drops the request
             except InputError as error:
-                link.lose(f"it sent {error}")
+                link.lose(f"it sent {error}", tell=True)
             except RuntimeError as error:
                 link.lose(first_line(error))
         if self.segment is not None:
             self.segment.close()
 
     def _from_network(self, message: Message, positions: int, row: KVCache, link: Link) -> None:
-        tag, patience_s = whole(message, "tag") % TAG, self.settings.transfer_s
+        tag, patience_s = whole(message, "tag") % TAGS, self.settings.transfer_s
         manifest = kv_transfer.await_offer(link.rank, tag, patience_s)
         try:
             self._check(manifest, positions, row)

@@ -15,7 +15,6 @@ from pdlib.spec import InputError
 from pdlib.workers.meeting import first_line
 from pdlib.workers.messages import LONGEST, Message, decode, encode, seconds
 
-TAG = 2**20  # of messages; transfers have tags below
 PINGS = 5
 
 
@@ -32,8 +31,15 @@ class Link:
     that is lost stays lost, and only a new ticket makes another one.
     """
 
-    def __init__(self, peer: str, silence_s: float, words: Sequence[str], heard: Callable[[Message], None]) -> None:
-        self.peer, self.silence_s, self.words, self.heard = peer, silence_s, words, heard
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        peer: str,
+        silence_s: float,
+        words: Sequence[str],
+        heard: Callable[[Message], None],
+    ) -> None:
+        self.group, self.peer, self.silence_s, self.words, self.heard = group, peer, silence_s, words, heard
         self.rank = 1 - dist.get_rank()  # the peer's
         self.lost = ""  # why, once it is
         self.offset_s = 0.0  # to add to a time of ours to have it on the peer's clock
@@ -50,14 +56,19 @@ class Link:
         """Have one message sent, without waiting. To a peer that is lost nothing is said: `heard` knows already."""
         self._outbox.put(encode({"kind": kind, **fields}))
 
-    def lose(self, seen: str) -> str:
-        """Note that the peer is gone, and why, the first time; returns the reason."""
+    def lose(self, seen: str, tell: bool = False) -> str:
+        """Note that the peer is gone, and why, the first time; returns the reason.
+
+        `tell`: it is there but cannot be understood, and is told so.
+        """
         with self._noting:
             first = not self.lost
             if first:
                 self.lost = f"{self.peer} is gone ({seen})"
-        if first and not self._closing:
-            self.heard({"kind": "lost", "reason": self.lost})
+        if first:
+            self._outbox.put(encode({"kind": "broken", "reason": seen}) if tell else b"")
+            if not self._closing:
+                self.heard({"kind": "lost", "reason": self.lost})
         return self.lost
 
     def close(self, patience_s: float = 2.0) -> None:
@@ -69,15 +80,17 @@ class Link:
 
     def _speak(self) -> None:
         """The one thread that sends: a peer slow to listen keeps neither serving nor listening waiting."""
-        raw = b""
-        while raw != BYE and not self.lost:
+        raw = PULSE
+        while raw != BYE and not raw.startswith(BROKEN):
             try:
                 raw = self._outbox.get(timeout=self.silence_s / 5)
             except queue.Empty:
                 raw = PULSE
+            if not raw:
+                return
             frame = torch.frombuffer(bytearray(len(raw).to_bytes(8, "little") + raw), dtype=torch.uint8)
             try:
-                sent = dist.isend(frame, self.rank, tag=TAG)
+                sent = dist.isend(frame, self.rank, self.group)
                 assert sent is not None
                 sent.wait(timedelta(seconds=self.silence_s))
             except (RuntimeError, ValueError) as error:
@@ -89,7 +102,7 @@ class Link:
         kind = ""
         while kind != "bye":
             try:
-                coming = dist.irecv(frame, self.rank, tag=TAG)
+                coming = dist.irecv(frame, self.rank, self.group)
                 assert coming is not None
                 coming.wait(timedelta(seconds=self.silence_s))
                 message = _read(frame)
@@ -103,10 +116,12 @@ class Link:
                 elif kind in self.words:
                     if kind != "bye" or not self._closing:
                         self.heard(message)
+                elif kind == "broken":
+                    self.lose(f"it ended the connection: {str(message.get('reason'))[:1000]}")
                 elif kind != "pulse":
                     raise InputError(f"a message of the kind {kind[:40]!r}, which means nothing here")
             except InputError as error:
-                self.lose(f"it sent {error}")
+                self.lose(f"it sent {error}", tell=True)
             except (RuntimeError, ValueError) as error:
                 self.lose(first_line(error))
             if self.lost:
@@ -125,7 +140,7 @@ class Link:
             self.offset_s = offset if abs(offset) > self._best_trip_s / 2 else 0.0
 
 
-BYE, PULSE = encode({"kind": "bye"}), encode({"kind": "pulse"})
+BYE, PULSE, BROKEN = encode({"kind": "bye"}), encode({"kind": "pulse"}), b'{"kind":"broken"'
 
 
 def _read(frame: torch.Tensor) -> Message:

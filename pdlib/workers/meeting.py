@@ -132,12 +132,12 @@ class Meeting:
             try:
                 theirs = Hello.read(self.store.get(key)[: LONGEST + 1])
                 hello.check(theirs, "P", "D")
-                self.store.set(answer, encode(vars(hello)))
+                self.store.set(answer, encode(vars(hello)).decode())
                 self._group(hello, theirs)
                 return theirs
             except InputError as error:
                 self.turned_away = f"; one was turned away: {error}"
-                self.store.set(answer, encode({"refused": str(error)}))
+                self.store.set(answer, encode({"refused": str(error)}).decode())
             except RuntimeError as error:  # it went away before the group was made
                 self.turned_away = f"; one left again: {first_line(error)}"
 
@@ -154,7 +154,7 @@ class Meeting:
                     pass
                 self._open()
                 self.ticket = self.store.add("tickets", 1)
-                self.store.set(f"hello/d/{self.ticket}", encode(vars(hello)))
+                self.store.set(f"hello/d/{self.ticket}", encode(vars(hello)).decode())
                 key = f"hello/p/{self.ticket}"
                 while not self.store.check([key]):
                     if time.monotonic() >= end or self.told_to_end():
@@ -173,18 +173,24 @@ class Meeting:
         return None
 
     def _group(self, mine: Hello, theirs: Hello) -> None:
-        """The process group of this ticket, whose two members are P and D."""
+        """The process groups of this ticket, whose two members are P and D: the default one for caches, `talk`.
+
+        Two, so that a message does not queue behind the bytes of a cache. NCCL, which knows no checksums, serves
+        two GPUs, never one GPU twice.
+        """
         if dist.is_initialized():
             dist.destroy_process_group()  # of the peer before
-        # NCCL serves two GPUs, never one GPU twice; everything else, and every message, goes over gloo.
-        nccl = dist.is_nccl_available() and mine.gpu and theirs.gpu and mine.gpu != theirs.gpu
+        apart = bool(mine.gpu and theirs.gpu and mine.gpu != theirs.gpu)
+        nccl = apart and not self.settings.checksums and dist.is_nccl_available()
+        patience = timedelta(seconds=GROUP_S)
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if nccl else "gloo",
+            "nccl" if nccl else "gloo",
             store=dist.PrefixStore(f"group/{self.ticket}", self.store),
             rank=RANK[self.role],
             world_size=2,
-            timeout=timedelta(seconds=GROUP_S),
+            timeout=patience,
         )
+        self.talk = dist.new_group([0, 1], timeout=patience, backend="gloo")
 
 
 def interface(host: str) -> str:

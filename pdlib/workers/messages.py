@@ -152,10 +152,9 @@ def finished(message: Message) -> Finished:
     tokens, redone = _list(message, "tokens"), whole(message, "redone")
     if not isinstance(t, dict) or len(_list(t, "tokens")) != len(tokens):
         raise InputError("a result without a time for each of its tokens")
-    times = Times(
-        *(seconds(t, name) for name in ("arrived", "prefill_start", "prefill_end", "transfer_end")),
-        tokens=tuple(seconds({"time": at}, "time") for at in t["tokens"]),
-    )
+    names = ("arrived", "prefill_start", "prefill_end", "transfer_end")
+    at_tokens = tuple(seconds({"time": at}, "time") for at in t["tokens"])
+    times = Times(**{name: seconds(t, name) for name in names}, tokens=at_tokens)
     return Finished(whole(message, "id"), tuple(whole({"token": at}, "token") for at in tokens), times, redone)
 
 

@@ -13,7 +13,7 @@ from pdlib.kv_transfer import TransferError
 from pdlib.spec import InputError, Workload
 from pdlib.workers.handover import Sender
 from pdlib.workers.link import Link
-from pdlib.workers.meeting import Hello, Meeting, PeerLost, gpu_name
+from pdlib.workers.meeting import Hello, Meeting, PeerLost, first_line, gpu_name
 from pdlib.workers.messages import (
     Finished,
     Lines,
@@ -99,7 +99,7 @@ class PrefillSide:
         self.d = self.meeting.wait_for_d(hello, patience_s)
         if self.d is None:
             return False
-        self.link = Link("D", self.settings.silence_s, WORDS, self._heard)
+        self.link = Link(self.meeting.talk, "D", self.settings.silence_s, WORDS, self._heard)
         return True
 
     def _heard(self, message: Message) -> None:
@@ -120,7 +120,7 @@ class PrefillSide:
                     self._of_client(event) if source == "client" else self._of_d(event)
                 except InputError as error:
                     assert self.link is not None
-                    self.link.lose(f"it sent {error}")
+                    self.link.lose(f"it sent {error}", tell=True)
                 source, event = self.events.get_nowait()
         except queue.Empty:
             pass
@@ -256,6 +256,8 @@ class PrefillSide:
                 sent = self.sender.send(link, job.id, job.request.prompt)
             link.tell("start", id=job.id, redone=redone, arrived=job.arrived, **vars(sent))
             job.state = "at D"
+        except RuntimeError as error:  # the connection: what is open ends with the next look at the events
+            link.lose(first_line(error))
         except TransferError as error:
-            if not link.lost:  # else what is open ends with the next look at the events
+            if not link.lost:
                 self._drop(job, f"D refused the cache of this request, and the same cache made anew: {error}")

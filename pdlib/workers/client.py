@@ -77,7 +77,7 @@ class Pair:
 
         `entries`: what a child runs as "p" or "d" instead of `serve`.
         """
-        self.settings, self._entries = settings, {"p": serve, "d": serve} | (entries or {})
+        self.settings, self.entries = settings, {"p": serve, "d": serve} | (entries or {})
         self._changed = threading.Condition()
         self._results: dict[int, Result] = {}
         self._open: set[int] = set()
@@ -185,7 +185,7 @@ class Pair:
     # beginning and end
 
     def _start(self, role: str) -> None:
-        self.workers[role] = Worker(role, replace(self.settings, port=self._port), self._entries[role], self._heard)
+        self.workers[role] = Worker(role, replace(self.settings, port=self._port), self.entries[role], self._heard)
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         """Wait until `done`; InputError when a side ends before, or when it takes longer than two starts may."""
