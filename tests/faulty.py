@@ -1,87 +1,21 @@
-"""Sides of a pair with something wrong with them, run in the place of `workers.serving.serve`, and what tests share.
+"""Sides of a pair with something wrong with them, run in the place of `workers.serving.serve`.
 
 Every fault is put into one child process from here: the package knows nothing of it.
 """
 
-import atexit
-import functools
 import os
-import random
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from tiny import library_model
 
-from pdlib import devices, kv_transfer, models
-from pdlib.decode import decode
-from pdlib.prefill import prefill
-from pdlib.workers import Finished, Request, decode_side, handover, serving
+from pdlib import kv_transfer
+from pdlib.workers import decode_side, handover, serving
 from pdlib.workers.link import Link
 from pdlib.workers.meeting import Meeting
-
-SOON = 5.0  # seconds within which a death has to be noticed
-
-
-@functools.cache
-def folder(kind="gpt2", seed=6):
-    """A local folder with a tiny model whose greedy tokens vary, made once."""
-    made = tempfile.mkdtemp(prefix="pdlib-tests-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    positions = {"n_positions" if kind == "gpt2" else "max_position_embeddings": 256}
-    library_model(kind, seed=seed, **positions).save_pretrained(made)
-    return made
-
-
-@functools.cache
-def reference(name):
-    return models.load(name, devices.parse("cpu@1"))
-
-
-def expected(request, name):
-    """The tokens that one process makes of a request."""
-    model = reference(name)
-    cache = model.new_cache(1, request.positions)
-    first = prefill(model, torch.tensor([request.prompt]), cache).argmax(-1)
-    if request.new_tokens == 1:
-        return (int(first),)
-    return (int(first), *decode(model, first, cache, request.new_tokens - 1)[0].tolist())
-
-
-def requests(count, seed=0, longest=40, most=12):
-    """Random requests, each of its own length."""
-    draw = random.Random(seed)
-    return [
-        Request([draw.randrange(97) for _ in range(draw.randint(1, longest))], draw.randint(2, most))
-        for _ in range(count)
-    ]
-
-
-def check_finished(results, asked, name):
-    """Every result is there, with the tokens of one process."""
-    for result, request in zip(results, asked, strict=True):
-        assert isinstance(result, Finished), result
-        assert result.tokens == expected(request, name)
-
-
-def settings(**changes):
-    return dict(model=folder(), slots=4, capacity=128, start_s=30.0) | changes
-
-
-def pid(both, role):
-    return both.workers[role].process.pid
-
-
-def killed(both, role):
-    """Wait until a side is dead by SIGKILL."""
-    process = both.workers[role].process
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
 
 
 def die():
@@ -136,12 +70,18 @@ class OnTheWay:
 def p_dies(when, number, role, settings, client):
     """P kills itself at request `number`: before its hand-over, in the middle, after it, or when it has started."""
 
-    def here(at):
+    def begin(at):
         if at == number:
+            time.sleep(0.3)  # what was told before has left
+            if when == "before":
+                die()
+
+    def end(at):
+        if at == number and when == "after":
             die()
 
     def part(at, _, count, tensor):
-        if at == number and count == 3:
+        if at == number and count == 3 and when == "middle":
             die()
         return tensor
 
@@ -155,7 +95,7 @@ def p_dies(when, number, role, settings, client):
                 die()
 
         Link.tell = faulty_tell
-    OnTheWay(**{"before": {"begin": here}, "middle": {"part": part}, "after": {"end": here}}.get(when, {}))
+    OnTheWay(begin, end, part)
     return serving.serve(role, settings, client)
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import faulty
 import psutil
-from faulty import expected, folder, requests, settings
+from pairs import expected, folder, pid, requests, settings
 
 from pdlib import workers
 from pdlib.workers import Finished, Request
@@ -41,7 +41,7 @@ def test_every_request_ends_and_memory_stays():
             if len(flying) == IN_FLIGHT:
                 results.append(pair.result(flying.popleft(), 60))
             if len(results) in (400, COUNT - IN_FLIGHT):
-                sides = [psutil.Process(faulty.pid(pair, role)) for role in "pd"]
+                sides = [psutil.Process(pid(pair, role)) for role in "pd"]
                 memory.append([(side.memory_info().rss, side.num_fds(), side.num_threads()) for side in sides])
         results += [pair.result(number, 60) for number in flying]
 

@@ -116,6 +116,7 @@ class Link:
                 elif kind in self.words:
                     if kind != "bye" or not self._closing:
                         self.heard(message)
+                    self._closing = self._closing or kind == "bye"  # what breaks after that is no loss
                 elif kind == "broken":
                     self.lose(f"it ended the connection: {str(message.get('reason'))[:1000]}")
                 elif kind != "pulse":

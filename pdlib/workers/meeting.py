@@ -25,6 +25,7 @@ from pdlib.workers.messages import LONGEST, Settings, decode, encode
 
 RANK = {"p": 0, "d": 1}
 LOOK_S = 0.02
+STORE_S = 2.0  # of one request to the store; D tries again as long as it may
 GROUP_S = 5.0  # both sides are there and have said so: making the group takes milliseconds
 
 
@@ -106,7 +107,7 @@ class Meeting:
             self.host,
             self.port,
             is_master=listening is not None,
-            timeout=timedelta(seconds=GROUP_S),
+            timeout=timedelta(seconds=STORE_S),
             wait_for_workers=False,
             master_listen_fd=listening,
         )

@@ -40,6 +40,7 @@ class Job:
     request: Request
     arrived: float
     state: str = "waiting"
+    asked: float = 0.0  # when D was asked for a slot
 
 
 class PrefillSide:
@@ -70,17 +71,19 @@ class PrefillSide:
         self.client.tell(kind="ready")
         self.client.listen(lambda line: self.events.put(("client", line)))
         while self.open or not self.ending:
-            granted = [job for job in self.open.values() if job.state == "granted"]
-            self._hear(0.0 if granted else 0.2)
+            self._hear(0.0 if self._granted() else 0.2)
             if self.told_to_end:
                 self._stop_taking()
             if self.link is None:
                 self._join(0.0)
             self._ask()
-            if granted and granted[0].state == "granted":
+            if granted := self._granted():
                 self._hand_over(granted[0])
         if self.link:
             self.link.close()
+
+    def _granted(self) -> list[Job]:
+        return [job for job in self.open.values() if job.state == "granted"]
 
     def _join(self, patience_s: float) -> bool:
         """Meet a D, if one comes in time."""
@@ -210,6 +213,10 @@ class PrefillSide:
 
     def _ask(self) -> None:
         """Ask D for the slots of the next requests; without a D, end them."""
+        bound = self.settings.slot_s + self.settings.silence_s
+        if any(job.state == "asked" and time.monotonic() > job.asked + bound for job in self.open.values()):
+            assert self.link is not None
+            self.link.lose(f"it did not answer within {bound:g} s", tell=True)
         asked = sum(job.state in ("asked", "granted") for job in self.open.values())
         for job in [job for job in self.open.values() if job.state == "waiting"]:
             if job.request.new_tokens == 1:
@@ -226,7 +233,7 @@ class PrefillSide:
                     "start D with more capacity or send a shorter one",
                 )
             else:
-                job.state, asked = "asked", asked + 1
+                job.state, job.asked, asked = "asked", time.monotonic(), asked + 1
                 self.link.tell(
                     "want",
                     id=job.id,
