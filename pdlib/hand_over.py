@@ -75,12 +75,20 @@ def fits(rows: pd.DataFrame) -> pd.DataFrame:
     found = found[(found["bytes"] > 0) & (found["seconds"] > 0)]
     found = found.assign(road=[road_name(row) for _, row in found.iterrows()])
     for key, part in found.groupby([*GROUP, "road"], sort=False):
-        if part["bytes"].nunique() > 2:
-            line = links.fit(part["bytes"], part["seconds"])
+        line = _fit(part) if part["bytes"].nunique() > 2 else None
+        if line is not None:
             t0, rate = (1e6 * t for t in line.t0_s), (b / 1e9 for b in line.bytes_per_s)
             made.append([*key, *t0, *rate, line.worst, part["bytes"].nunique()])
     columns = [*GROUP, "road", "t0_us", "t0_low", "t0_high", "GB_per_s", "low", "high", "worst", "sizes"]
     return pd.DataFrame(made, columns=columns)
+
+
+def _fit(rows: pd.DataFrame) -> links.Fit | None:
+    """The line through these transfers; None where there is none in them: one size, or times that do not grow."""
+    try:
+        return links.fit(rows["bytes"], rows["seconds"])
+    except InputError:
+        return None
 
 
 def hidden(rows: pd.DataFrame, model: ModelSpec) -> pd.DataFrame:
@@ -143,8 +151,7 @@ def first_tokens(rows: pd.DataFrame) -> pd.DataFrame:
         if len(whole):
             size = int(whole["bytes"].max())  # smaller ones are there for the fit
             rate = size / float(whole.loc[whole["bytes"] == size, "seconds"].median())
-            if whole["bytes"].nunique() > 1:
-                line = links.fit(whole["bytes"], whole["seconds"])
+            if line := _fit(whole):
                 t0, rate = line.t0_s[0], line.bytes_per_s[0]
         prefill = float(part.loc[part["part"] == "alone", "seconds"].median())
         for how, arm in firsts.groupby("how", sort=False):

@@ -7,6 +7,7 @@ is an accelerator, with the CPU for D, and else half of the CPU's cores each, so
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import random
 import tempfile
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pdlib.experiments import Here
 
 Rows = list[dict[str, Any]]
+_kept: dict[tuple[Any, ...], probe.Pair] = {}  # at most one
 HERE = namespaces.Hosts(namespaces.LOOPBACK, namespaces.LOOPBACK)
 
 
@@ -255,9 +257,27 @@ def _sides(here: Here, p: str, d: str) -> tuple[str, str]:
     return named
 
 
-def _pair(here: Here, p: str, d: str, hosts: namespaces.Hosts = HERE) -> probe.Pair:
-    """Two processes with the notebook's model."""
-    return probe.Pair(here.model.spec.name, here.model.dtype, here.seed, p, d, hosts.p, hosts.d)
+@contextlib.contextmanager
+def _pair(here: Here, p: str, d: str, hosts: namespaces.Hosts = HERE) -> Iterator[probe.Pair]:
+    """Two processes with the notebook's model. On this host they stay for the next experiment that asks for the same,
+    and end with another one, an error, an interrupt, or this process."""
+    asked = here.model.spec.name, here.model.dtype, here.seed, p, d, hosts.p, hosts.d
+    if asked not in _kept:
+        _end_kept()
+        _kept[asked] = probe.Pair(*asked)
+    try:
+        yield _kept[asked]
+    except BaseException:
+        _end_kept()
+        raise
+    if hosts.names:
+        _end_kept()  # before its network goes
+
+
+@atexit.register
+def _end_kept() -> None:
+    while _kept:
+        _kept.popitem()[1].close()
 
 
 def _shuffled(here: Here, repeats: int, arms: Sequence[Any]) -> Iterator[tuple[int, Any]]:
