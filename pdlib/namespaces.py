@@ -129,10 +129,24 @@ def about(links: Sequence[str]) -> str:
         return f"P and D meet on the loopback: {error}."
 
 
+def why_not() -> str:
+    """Why two hosts cannot be made here, '' when they can; found out by making them for a moment."""
+    try:
+        with hosts():
+            return ""
+    except Unavailable as error:
+        return str(error)
+
+
+def listed() -> list[str]:
+    """Names of the namespaces of this module that there are now."""
+    done = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
+    return re.findall(rf"^({PREFIX}[pd]-\d+)", done.stdout, re.M)
+
+
 def sweep() -> list[str]:
     """Remove namespaces that a killed process left; returns their names."""
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
-    left = [m[0] for m in re.finditer(rf"^{PREFIX}[pd]-(\d+)", listed, re.M) if not _alive(int(m[1]))]
+    left = [name for name in listed() if not _alive(int(name.rpartition("-")[2]))]
     for name in left:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
     return left

@@ -174,7 +174,7 @@ def busy(
     with _pair(here, p, d) as pair:
         for repeat, kind in _shuffled(here, repeats, hand_over.HAND_OVERS):
             how = "layers" if kind == "streaming" else "whole"
-            said = {"repeat": repeat, "new_tokens": new_tokens}
+            said: dict[str, Any] = {"repeat": repeat, "new_tokens": new_tokens}
             words = hand_over.kernel("network", how, checksums=True, hand_over=kind)
             if kind == "none":
                 job = pair.job(*size, steps, skip=(work.decode_steps - steps) // 2)
