@@ -44,12 +44,11 @@ class OnTheWay:
         self.now, self.tries, self.count, self.filling = -1, {}, 0, False
 
         def faulty_send(sender, link, number, prompt):
-            self.now, self.count = number, 0
+            self.now, self.count, self.filling = number, 0, False
             self.tries[number] = self.tries.get(number, 0) + 1
             if begin:
                 begin(number)
             sent = send(sender, link, number, prompt)
-            self.filling = False
             if end:
                 end(number)
             return sent

@@ -27,12 +27,15 @@ The protocol, all of it on torch.distributed:
    P lays it down in a shared segment, "coming" carries manifest and checksums, D copies it into the slot.
    What arrives damaged is made anew from the prompt, once.
 
-Every wait has a bound: `start_s` for the other side to come, `slot_s` for a slot (D answers, so no message crosses
-another), `transfer_s` for any pause in a transfer, `silence_s` for any sign of life. Deaths are noticed by the closed
-connection at once, by silence otherwise. When P dies, D finishes every request that has started there and tells
-the client which ones these are, then waits `start_s` for another P. When D dies, P ends what was there with the
-reason, answers every further request with it, and takes in another D that comes. SIGTERM: no new requests; each
-one that is here is finished or reported; exit status 0. A second one ends at once.
+Every wait has a bound: `start_s` for the other side to come, `slot_s` for a slot (D answers, so that no message
+crosses another), `transfer_s` for any pause in a transfer, `silence_s` for any sign of life. A closed connection
+tells of a death at once, silence of a host that vanished. When P dies, D finishes every request that has started
+there, tells the client which ones these are, and waits `start_s` for another P. When D dies, P ends what was there
+with the reason, answers further requests with it, and takes in another D that comes (`Pair.restart`). SIGTERM: no new
+requests, each one that is here is finished or reported, exit status 0; a second one ends at once.
+
+Not survived: a peer that sends more bytes than were due. gloo itself then ends the process that receives; the other
+processes see a death like any other.
 """
 
 from pdlib.workers.client import Pair, pair

@@ -154,7 +154,7 @@ class Pair:
                 self._port = message["port"]
             elif message["kind"] == "ready":
                 self._ready.add(role)
-                if role == "d":
+                if role == "p":  # after all that P had to say about the D before
                     self._holding = None
             elif message["kind"] == "stopped":
                 worker.said = message["reason"]
@@ -205,9 +205,9 @@ class Pair:
         if old.process.is_alive():
             raise InputError(f"{role.upper()} is alive: only a side that has ended can be started again")
         old.reader.join(10)
-        self._ready -= {"p", "d"}
+        self._ready.clear()
         self._start(role)
-        self._wait(lambda: "d" in self._ready, "P and D did not meet again")
+        self._wait(lambda: self._ready == {"p", "d"}, "P and D did not meet again")
 
     def close(self, patience_s: float = 60.0) -> None:
         """Finish what is open, then end both; what still runs after `patience_s` is killed."""

@@ -68,7 +68,6 @@ class PrefillSide:
                 f"P: no D came to {self.meeting.host} port {self.meeting.port} within {self.settings.start_s:g} s; "
                 f"start D with this address and port{self.meeting.turned_away}"
             )
-        self.client.tell(kind="ready")
         self.client.listen(lambda line: self.events.put(("client", line)))
         while self.open or not self.ending:
             self._hear(0.0 if self._granted() else 0.2)
@@ -103,6 +102,7 @@ class PrefillSide:
         if self.d is None:
             return False
         self.link = Link(self.meeting.talk, "D", self.settings.silence_s, WORDS, self._heard)
+        self.client.tell(kind="ready")
         return True
 
     def _heard(self, message: Message) -> None:
