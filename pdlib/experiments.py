@@ -1,6 +1,6 @@
 """The experiments of the notebooks, each one call: sizes in, rows out. Called through `lab` by notebooks and record.
 
-A function's name is what its rows say in the column `experiment`.
+A function's name is what its rows say in the column `experiment`. Those of KV transfers live in `transfers`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ from pdlib.placement import Case, Runner, article_case, to_rows
 from pdlib.puzzle import measure_puzzle
 from pdlib.spec import InputError, Placement, Workload
 from pdlib.timers import measure
+from pdlib.transfers import bandwidth as bandwidth
+from pdlib.transfers import busy as busy
+from pdlib.transfers import hidden as hidden
+from pdlib.transfers import kv_bytes as kv_bytes
+from pdlib.transfers import slow_link as slow_link
+from pdlib.transfers import timeline as timeline
 
 Rows = list[dict[str, Any]]
 

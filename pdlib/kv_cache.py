@@ -7,7 +7,7 @@ and a transfer moves one run a request. Nothing grows and nothing is copied; a r
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,12 +31,31 @@ class KVCache:
                 f"a cache of {capacity} positions for {model.name}, which has {model.positions}: "
                 f"ask for at most {model.positions}"
             )
-        self.capacity = capacity
-        self.lengths = [0] * requests
         # Zeros, not garbage: a masked position still meets 0 · value, and 0 · NaN is NaN.
         shape = (model.layers, 2, requests, model.kv_heads, capacity, model.head_dim)
-        self.data = torch.zeros(shape, device=device, dtype=dtype)  # (L, 2, B, KV, C, D)
-        self._rows = torch.arange(requests, device=device)[:, None]  # (B, 1)
+        self._take(torch.zeros(shape, device=device, dtype=dtype))
+
+    def _take(self, data: Tensor) -> None:
+        self.data = data  # (L, 2, B, KV, C, D)
+        self.capacity = data.shape[4]
+        self.lengths = [0] * data.shape[2]
+        self._rows = torch.arange(data.shape[2], device=data.device)[:, None]  # (B, 1)
+        # Called with the layer's number as soon as `append` has written to it: lets a layer leave while the next
+        # one is computed.
+        self.on_layer: Callable[[int], None] | None = None
+
+    @classmethod
+    def over(cls, data: Tensor, lengths: Sequence[int]) -> KVCache:
+        """A cache in memory that is there already, data (L, 2, B, KV, C, D) with `lengths` filled; no copy.
+
+        What lies behind the lengths has to be finite: a masked position still meets 0 · value.
+        """
+        if data.dim() != 6 or data.shape[1] != 2:
+            raise InputError(f"memory of shape {tuple(data.shape)} is no cache; give (L, 2, B, KV, C, D)")
+        cache = cls.__new__(cls)
+        cache._take(data)
+        cache.rewind(lengths)
+        return cache
 
     @property
     def requests(self) -> int:
@@ -103,6 +122,8 @@ class KVCache:
             positions = self.positions(new)  # (B, Q); the indexed result is (B, Q, KV, D)
             keys[self._rows, :, positions] = k.transpose(1, 2)
             values[self._rows, :, positions] = v.transpose(1, 2)
+        if self.on_layer is not None:
+            self.on_layer(layer)
         return keys[:, :, : longest + new], values[:, :, : longest + new]  # (B, KV, T, D)
 
     def advance(self, new: int) -> None:

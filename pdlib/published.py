@@ -1,7 +1,8 @@
 """The figures of articles 000 and 001 and of their author's run logs, as frames.
 
 `rows()` has them in the schema of every other row (source 'published'), the other functions as they were
-printed. Facts only: the texts stay their author's. Logs: github.com/chen-ace/LLM-Prefill-Decode-Benchmark.
+printed; `transfers()` adds Mooncake's to the articles' transfers. Facts only: the texts stay their author's.
+Logs: github.com/chen-ace/LLM-Prefill-Decode-Benchmark.
 
 The author's scripts load the pretrained weights in the library's default dtype, float32. Article 001
 gets decode by subtraction: `generate` with 256 new tokens less `generate` with one. Article 000's loop
@@ -16,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from pdlib import cost, paths, results
+from pdlib import cost, paths, presets, results
 from pdlib.spec import GPT2, DeviceSpec
 
 # Article 001 names no chip ("Apple M"). Its memory is at least as fast as the first and, in a laptop
@@ -44,7 +45,7 @@ ARTICLE_001 = {
 
 @cache
 def _read(name: str, text: bool = False) -> pd.DataFrame:
-    return pd.read_csv(paths.DATA / f"{name}.csv", dtype="str" if text else None)
+    return pd.read_csv(paths.DATA / f"{name}.csv", dtype="str" if text else None, comment="#")
 
 
 def two_phases() -> pd.DataFrame:
@@ -78,6 +79,48 @@ def rows() -> pd.DataFrame:
     experiment 'phases' (two_phases), 'placements' and 'decode_device'; kernel 'article' throughout.
     """
     return _rows().copy()
+
+
+def mooncake() -> pd.DataFrame:
+    """Mooncake's transfers over RDMA (data/mooncake.csv says where from), one row a prompt length.
+
+    Added: `bytes` that left the prefill node, κ · n times the copies that tensor parallelism keeps of a KV head,
+    and `prefill_s`, the time to the first token less the transfer.
+    """
+    table = _read("mooncake").copy()
+    kappa = [
+        cost.kv_bytes_per_token(presets.model(run.model), "bfloat16", run.tensor_parallel)
+        for run in table.itertuples()
+    ]
+    table["bytes"] = kappa * table["prompt_tokens"]
+    table["prefill_s"] = (table["ttft_ms"] - table["transfer_ms"]) / 1e3
+    return table
+
+
+def transfers() -> pd.DataFrame:
+    """Published transfers as rows of the experiment 'bandwidth': article 000's four and Mooncake's."""
+    article = rows()
+    article = article[(article["experiment"] == "placements") & (article["phase"] == "transfer")]
+    made = [
+        results.row(
+            experiment="bandwidth",
+            machine=run["machine"],
+            source="published",
+            model=run["model"],
+            weights="unknown",
+            dtype="bfloat16",
+            device="cuda->cuda",
+            kernel="road=rdma",
+            requests=1,
+            prompt_tokens=run["prompt_tokens"],
+            new_tokens=1,
+            phase="transfer",
+            seconds=run["transfer_ms"] / 1e3,
+            bytes=run["bytes"],
+        )
+        for run in mooncake().to_dict("records")
+    ]
+    return pd.concat([article.assign(experiment="bandwidth"), results.frame(made)], ignore_index=True)
 
 
 @cache

@@ -62,6 +62,38 @@ EXPERIMENTS: dict[str, tuple[str, dict[str, str]]] = {
         "02_placements",
         {name: name for name in ("requests", "scenarios", "timed_steps", "repeats")},
     ),
+    "kv_bytes": (
+        "03_kv_transfer",
+        {"shapes": "shapes", "prompt_tokens": "shape_tokens", "repeats": "repeats"},
+    ),
+    "bandwidth": (
+        "03_kv_transfer",
+        {"sizes": "sizes", "roads": "roads", "repeats": "repeats", "p": "fast", "d": "slow"},
+    ),
+    "timeline": (
+        "03_kv_transfer",
+        {"requests": "line_requests", "prompt_tokens": "line_tokens", "p": "fast", "d": "slow"},
+    ),
+    "hidden": (
+        "03_kv_transfer",
+        {"requests": "requests", "prompts": "prompts", "repeats": "repeats", "p": "fast", "d": "slow"},
+    ),
+    "busy": (
+        "03_kv_transfer",
+        {
+            "requests": "busy_requests",
+            "prompt_tokens": "busy_tokens",
+            "new_tokens": "busy_new",
+            "timed_steps": "busy_steps",
+            "repeats": "repeats",
+            "p": "fast",
+            "d": "slow",
+        },
+    ),
+    "slow_link": (
+        "08_beyond_one_machine",
+        {name: name for name in ("requests", "prompt_tokens", "small_tokens", "links", "repeats")},
+    ),
     "puzzle": (
         "02_placements",
         {
@@ -120,7 +152,7 @@ def _record(asked: argparse.Namespace) -> int:
         notebook, mapping = EXPERIMENTS[name]
         values = sizes(asked.profile, notebook) | given
         if notebook not in labs:
-            pair = "auto" if notebook == "02_placements" else ""
+            pair = "auto" if notebook in ("02_placements", "08_beyond_one_machine") else ""
             labs[notebook] = Lab(
                 notebook,
                 model=values["model"],

@@ -44,6 +44,13 @@ OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
         "02_live_pair": CHART,
         "02_puzzle": CHART,
     },
+    "03_kv_transfer": {
+        "03_kv_bytes": TABLE,
+        "03_bandwidth": CHART,
+        "03_timeline": CHART,
+        "03_hidden": CHART,
+        "03_links": BOTH,
+    },
     "04_latency_model": {
         "04_terms": CHART,
         "04_audit": TABLE,
@@ -53,6 +60,7 @@ OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
         "04_heldout": CHART,
         "04_errors": TABLE,
     },
+    "08_beyond_one_machine": {"08_slow_link": CHART},
 }
 FAILED, BAD_INPUT, BUSY, INTERRUPTED = 1, 2, 3, 130
 

@@ -23,6 +23,10 @@ NEED_TORCH = {
     "kv_transfer",
     "baseline",
     "placement",
+    "transfers",
+    "transfer_rows",
+    "probe.side",
+    "workers",
     "experiments",
     "mistakes",
     "puzzle",
@@ -53,10 +57,9 @@ def modules():
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        if parts[-1] not in ("__main__", "__init__") and parts[0] not in NEED_TORCH | {"record"}:
-            found.append(".".join(parts))
-        elif parts[-1] == "__init__" and len(parts) > 1:
-            found.append(".".join(parts[:-1]))
+        name = ".".join(parts).removesuffix(".__init__")
+        if parts[-1] != "__main__" and name != "__init__" and not {parts[0], name} & (NEED_TORCH | {"record"}):
+            found.append(name)
     return found
 
 
