@@ -21,6 +21,10 @@ export JUPYTER_PREFER_ENV_PATH := 1
 unexport JUPYTER_PATH
 export HF_HUB_OFFLINE := 1
 
+# a lower-case name would be passed over in silence, and the long default run would start
+$(foreach name,profile notebook source labels machine params,$(if $(filter command,$(firstword $(origin $(name)))),\
+  $(error $(name)=$($(name)): variables are spelled in capitals: PROFILE, NOTEBOOK, SOURCE, LABELS, MACHINE, PARAMS)))
+
 .PHONY: help setup figures test lab bench calibrate record lock newest execute clean
 .DEFAULT_GOAL := help
 

@@ -96,7 +96,8 @@ def _requests(arrivals: ArrayLike, times: Sequence[ArrayLike]) -> tuple[Floats, 
 def median_interval(samples: ArrayLike, level: float = 0.95) -> Interval:
     """(median, low, high) of the samples: percentile bootstrap, the same on every call.
 
-    One sample gives an interval of no width: it says nothing about the spread, and looks it.
+    One sample gives an interval of no width: it says nothing about the spread, and looks it. Few samples give at
+    most their range, whose own coverage of the median is 1 − 2^(1 − n): 75 % at n = 3, 94 % at 5, 97 % at 6.
     """
     values = _samples(samples)
     return (float(np.median(values)), *_bounds(_medians(values, seed=0), level))

@@ -40,7 +40,7 @@ class Bench:
         return self.step("prefill", lambda: prefill(self.model, prompts, cache), cache.rewind)
 
 
-Report = tuple[str, Sample]  # "honest" or "mistaken", and what it reports
+Report = tuple[str, Sample, Workload]  # "honest" or "mistaken", what it reports, and the work it did
 Mistake = Callable[[Bench], list[Report]]
 
 
@@ -51,7 +51,8 @@ def no_warm_up(bench: Bench) -> list[Report]:
         tokens = bench.prompts[:, : bench.work.prompt_tokens - repeat]  # no length has run before
         cache = bench.model.new_cache(*tokens.shape)
         run = _bound(prefill, bench.model, tokens, cache)
-        reports += _first_and_second(Arm("prefill", [bench.step("prefill", run, cache.rewind)]), repeat)
+        arm = Arm("prefill", [bench.step("prefill", run, cache.rewind)])
+        reports += _first_and_second(arm, repeat, replace(bench.work, prompt_tokens=tokens.shape[1]))
     return reports
 
 
@@ -65,7 +66,8 @@ def no_synchronise(bench: Bench) -> list[Report]:
             cache = filled(bench.model, requests, bench.work.prompt_tokens, 1)
             run = _bound(decode_step, bench.model, bench.model.prompt(requests, 1)[:, 0], cache)
             back = _bound(cache.rewind, bench.work.prompt_tokens)
-            reports += _first_and_second(Arm("decode", [bench.step("decode", run, back)]), repeat)
+            arm = Arm("decode", [bench.step("decode", run, back)])
+            reports += _first_and_second(arm, repeat, replace(bench.work, requests=requests))
             continue
         cache = filled(bench.model, bench.work.requests, bench.work.prompt_tokens, 2 * steps)
         run = _bound(decode, bench.model, first, cache, steps)
@@ -76,18 +78,18 @@ def no_synchronise(bench: Bench) -> list[Report]:
         hasty = time.perf_counter() - start
         bench.model.device.synchronize()
         for name, seconds in (("honest", honest.seconds), ("mistaken", hasty)):
-            reports.append((name, replace(honest, repeat=repeat, seconds=seconds / steps)))
+            reports.append((name, replace(honest, repeat=repeat, seconds=seconds / steps), bench.work))
     return reports
 
 
 def fixed_order(bench: Bench) -> list[Report]:
     """The same prefill as two arms: the honest ratio is 1; run once each in a fixed order it need not be."""
     arms = [Arm(name, [bench.prefill_step()]) for name in ("first", "second")]
-    reports = [("honest", sample) for sample in measure(arms, bench.repeats, bench.seed)]
+    reports = [("honest", sample, bench.work) for sample in measure(arms, bench.repeats, bench.seed)]
     for repeat in range(bench.repeats):
         fresh = [Arm(name, [bench.prefill_step()]) for name in ("first", "second")]
         for sample in measure(fresh, 1, warm_up=0, shuffle=False):
-            reports.append(("mistaken", replace(sample, repeat=repeat)))
+            reports.append(("mistaken", replace(sample, repeat=repeat), bench.work))
     return reports
 
 
@@ -101,7 +103,7 @@ def cache_left(bench: Bench) -> list[Report]:
         back = _bound(cache.rewind, start) if name == "honest" else (lambda: None)
         arms.append(Arm(name, [bench.step("decode", _bound(decode, bench.model, first, cache, steps), back)]))
     samples = measure(arms, bench.repeats, bench.seed)
-    return [(sample.arm, replace(sample, seconds=sample.seconds / steps)) for sample in samples]
+    return [(sample.arm, replace(sample, seconds=sample.seconds / steps), bench.work) for sample in samples]
 
 
 def all_logits(bench: Bench) -> list[Report]:
@@ -110,7 +112,7 @@ def all_logits(bench: Bench) -> list[Report]:
         Arm(name, [bench.step("prefill", _bound(baseline.prefill, bench.model, bench.prompts, every))])
         for name, every in (("honest", False), ("mistaken", True))
     ]
-    return [(sample.arm, sample) for sample in measure(arms, bench.repeats, bench.seed)]
+    return [(sample.arm, sample, bench.work) for sample in measure(arms, bench.repeats, bench.seed)]
 
 
 def prefill_in_decode(bench: Bench) -> list[Report]:
@@ -129,8 +131,8 @@ def prefill_in_decode(bench: Bench) -> list[Report]:
     samples = measure([arm], bench.repeats, bench.seed)
     reports = []
     for before, after in zip(samples[::2], samples[1::2], strict=True):
-        reports.append(("honest", replace(after, seconds=after.seconds / steps)))
-        reports.append(("mistaken", replace(after, seconds=(before.seconds + after.seconds) / steps)))
+        reports.append(("honest", replace(after, seconds=after.seconds / steps), bench.work))
+        reports.append(("mistaken", replace(after, seconds=(before.seconds + after.seconds) / steps), bench.work))
     return reports
 
 
@@ -157,14 +159,14 @@ def measure_mistakes(model: Model, work: Workload, repeats: int, seed: int) -> l
             kernel=kernel,
             scenario=mistake.__name__,
             placement=sample.arm if mistake is fixed_order else "-",
-            requests=work.requests,
-            prompt_tokens=work.prompt_tokens,
-            new_tokens=work.new_tokens,
-            tokens=work.requests * (1 if sample.phase == "decode" else work.prompt_tokens),
+            requests=done.requests,
+            prompt_tokens=done.prompt_tokens,
+            new_tokens=done.new_tokens,
+            tokens=done.requests * (1 if sample.phase == "decode" else done.prompt_tokens),
             **columns(model, sample),
         )
         for mistake in MISTAKES
-        for kernel, sample in mistake(bench)
+        for kernel, sample, done in mistake(bench)
     ]
 
 
@@ -173,6 +175,6 @@ def _bound(function: Callable[..., object], *arguments: Any) -> Callable[[], obj
     return lambda: function(*arguments)
 
 
-def _first_and_second(arm: Arm, repeat: int) -> list[Report]:
+def _first_and_second(arm: Arm, repeat: int, work: Workload) -> list[Report]:
     first, second = measure([arm], 2, warm_up=0)
-    return [("mistaken", replace(first, repeat=repeat)), ("honest", replace(second, repeat=repeat))]
+    return [("mistaken", replace(first, repeat=repeat), work), ("honest", replace(second, repeat=repeat), work)]

@@ -24,10 +24,7 @@ from pdlib.spec import DTYPE_BYTES, InputError, ModelSpec, one_of
 # Sizes: huggingface.co/openai-community/gpt2 and HuggingFaceTB/SmolLM2-135M, config.json. "tiny" is ours, for tests.
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
-    "gpt2-2-layers": (
-        "gpt2",
-        {"n_layer": 4},
-    ),  # the puzzle's: memory traffic a layer as in gpt2, a third of the time
+    "gpt2-4-layers": ("gpt2", {"n_layer": 4}),  # the puzzle's: memory traffic a layer as in gpt2, a third of the time
     "gpt2-tiny": (
         "gpt2",
         {

@@ -226,7 +226,7 @@ def execute(root: Path, notebook: str = "") -> int:
 def main(argv: list[str] | None = None) -> int:
     """Read the command line and run; every problem is one paragraph and an exit status, no traceback."""
     parser = argparse.ArgumentParser(prog="python -m pdlib.runner", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="figures | execute")
     drawing = commands.add_parser("figures", help="run notebooks, write figures/")
     for name, default in (("profile", "quick"), ("source", "measured"), ("labels", "en")):
         drawing.add_argument(f"--{name}", default=default)

@@ -109,7 +109,7 @@ def equal_decode(rows: pd.DataFrame) -> pd.DataFrame:
         decodes = at["slow", "decode"], at["split", "decode"]
         one, other = sorted((before[0] + d) / (before[1] + d) for d in decodes)
         mean = sum(decodes) / 2
-        as_is = (before[0] + decodes[0]) / (before[1] + decodes[1])
+        as_is = at["slow", "total"] / at["split", "total"]
         equal = (before[0] + mean) / (before[1] + mean)
         made.append([source, machine, scenario, as_is, equal, one, other])
     return pd.DataFrame(made, columns=[*GROUP, "scenario", "ratio", "equal", "equal_low", "equal_high"])

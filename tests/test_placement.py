@@ -229,9 +229,9 @@ def test_the_puzzle_is_about_the_cpu_of_a_pair(here, monkeypatch):
     model = here.model
     gpu = models.Model(model.spec, "random", "float32", Device("mps", "mps", 0), model.hf, model.layers, model.head)
     for pair in (Here(gpu, model, 7), here, Here(here.slow, here.slow, 7)):
-        experiments.puzzle(pair, "gpt2-2-layers", 20, 512, 4, 5)
+        experiments.puzzle(pair, "gpt2-4-layers", 20, 512, 4, 5)
     assert [a[2] for a in asked] == ["cpu", "cpu", "cpu@1"]
-    assert asked[0][0] == "gpt2-2-layers" and asked[0][3] == {"long": Workload(20, 512, 5)}
+    assert asked[0][0] == "gpt2-4-layers" and asked[0][3] == {"long": Workload(20, 512, 5)}
 
 
 def test_lengthening_keeps_what_is_there():

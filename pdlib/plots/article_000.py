@@ -109,7 +109,7 @@ def _patch(colour: str) -> Any:
 
 def _stack(axes: Axes, times: pd.DataFrame, source: str, parts_said: bool) -> None:
     """One bar a placement: the medians of its phases end to end, the interval of the total, and in
-    numbers the total, after its parts where there is room."""
+    numbers the sum of the medians, after its parts where there is room."""
     if times.empty:
         axes.set_axis_off()
         return
@@ -127,7 +127,7 @@ def _stack(axes: Axes, times: pd.DataFrame, source: str, parts_said: bool) -> No
         total = at.loc["total"]
         whisker(axes, total["low"], total["high"], y)
         said = " + ".join(digits(at["median"][phase]) for phase in parts) + " = " if parts_said else ""
-        label(axes, f"{said}{digits(total['median'])}", (max(start, total["high"]), y), (5, 0), size=7.8)
+        label(axes, f"{said}{digits(start)}", (max(start, total["high"]), y), (5, 0), size=7.8)
     _frame(axes, list(range(len(names))), names)
     axes.set_ylim(len(names) - 0.45, -0.55)
     axes.set_xlim(right=(1.75 if parts_said else 1.35) * longest)

@@ -79,7 +79,7 @@ def ratio_by_batch(
     axes.set_ylim(low / 1.4, high * 1.5)
     _label_ends(axes, ends, low, high)
     axes.set_xlim(0.85, most * 2.6)
-    ticks = [2**k for k in range(int(np.log2(most)) + 1)]
+    ticks = [*(2**k for k in range(int(np.log2(most / 1.3)) + 1)), most]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     log_ticks(axes.yaxis)

@@ -196,7 +196,7 @@ def captions(rows: pd.DataFrame, lang: str) -> list[str]:
             ", ".join(_unique(part, "model")) + ", " + " / ".join(weights),
             ", ".join(_unique(part, "dtype")),
             *([words.say("kernels", lang, ", ".join(named))] if named else []),
-            words.say("samples", lang, most) if most > 1 else words.say("sample", lang),
+            words.say("sample" if most == 1 else "samples" if most > 5 else "few samples", lang, most),
             *timed_part(part, lang),
         ]
         lines.append(f"{words.say(source, lang)}: {' · '.join(parts)}")
@@ -221,7 +221,7 @@ def label(axes: Axes, text: str, xy: tuple[float, float], offset: tuple[float, f
     """Text beside a point, `offset` in points away from it; small, and centred on the side it stands."""
     side = "left" if offset[0] > 0 else "right" if offset[0] < 0 else "center"
     level = "center" if offset[0] else "bottom" if offset[1] > 0 else "top"
-    clear = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}
+    clear = {"facecolor": "white", "edgecolor": "none", "alpha": 0.92, "pad": 0.4}
     look = {"ha": side, "va": level, "size": 8.5, "bbox": clear, **look}
     axes.annotate(text, xy, offset, textcoords="offset points", zorder=6, **look)
 

@@ -19,6 +19,7 @@ from pdlib.summary import (
     placed,
     split_gain,
     verdict,
+    whole_seconds,
 )
 from pdlib.tables.base import done
 
@@ -121,11 +122,11 @@ def _live_figures(part: pd.DataFrame) -> dict[str, str]:
     arms = {phase: part[part["phase"] == phase] for phase in ("prefill", "decode")}
     for phase, arm in arms.items():
         if len(arm):
-            made[f"{phase}_s"] = interval(*metrics.median_interval(arm["seconds"]))
+            made[f"{phase}_s"] = interval(*metrics.median_interval(whole_seconds(arm)))
             rate = metrics.throughput(arm["tokens"], arm["seconds"])
             made[f"{phase}_tokens_per_s"] = interval(*metrics.median_interval(rate))
     if all(map(len, arms.values())):
-        prefill, decode = (arms[phase]["seconds"].median() for phase in arms)
+        prefill, decode = (whole_seconds(arm).median() for arm in arms.values())
         made["total_s"] = digits(prefill + decode)
         made["decode_share"] = f"{100 * decode / (prefill + decode):.2f}"
         rates = (metrics.throughput(a["tokens"], a["seconds"]) for a in arms.values())
