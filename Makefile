@@ -21,11 +21,11 @@ export JUPYTER_PREFER_ENV_PATH := 1
 unexport JUPYTER_PATH
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup figures test lab bench record lock newest execute clean
+.PHONY: help setup figures test lab bench calibrate record lock newest execute clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -E '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 	@echo "Variables of figures: PROFILE=smoke|quick|article NOTEBOOK=01 SOURCE=measured|recorded LABELS=en|zh"
 	@echo "  MACHINE=<a folder of results/recorded> PARAMS=\"repeats=3 dtype=bfloat16\""
 	@echo "Variables of the environment: PYTHON=python3.12 VENV=<folder> TORCH=skip (bring your own build)"
@@ -48,6 +48,9 @@ lab: setup ## open the notebooks in JupyterLab
 
 bench: setup ## measure our kernels beside the article's loop and the library's
 	@$(RUN) -m benchmarks
+
+calibrate: setup ## a minute: fit the latency model to this machine, rows and fit to results/
+	@$(RUN) -m pdlib.calibrate
 
 record: ## on a GPU machine: measure the article's experiments, write rows to results/
 	@$(RECORD_PYTHON) -m pdlib.record

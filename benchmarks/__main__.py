@@ -16,6 +16,7 @@ from pdlib import baseline, cost, kv_cache, metrics, placement, results
 from pdlib.decode import decode
 from pdlib.lab import Lab
 from pdlib.models import Model
+from pdlib.ops import Linear
 from pdlib.prefill import prefill
 from pdlib.spec import Workload
 from pdlib.timers import Arm, Step, measure
@@ -74,19 +75,40 @@ def prefill_arms(model: Model, requests: int, prompt_tokens: int) -> list[Arm]:
     ]
 
 
-def run(lab: Lab, arms: Sequence[Arm], work: Workload, repeats: int) -> pd.DataFrame:
-    """Measure the arms of one workload; rows, a kernel an arm."""
+def peak_arm(model: Model, dtype: str) -> tuple[Arm, float, float]:
+    """The machine's own rates as one more arm: (arm, FLOPs of its product, bytes of its read).
+
+    A peak measured once, before a drifting machine slows down, makes every kernel after it look worse.
+    """
+    n = 2048 if model.device.is_cpu else 8192
+    x = torch.randn(n, n, device=model.device.torch, dtype=getattr(torch, dtype))
+    product, block = Linear(x, None), torch.ones(2**26, device=model.device.torch)  # 256 MiB
+    steps = [Step("product", lambda: product(x), model.device), Step("read", block.sum, model.device)]
+    return Arm("peaks", steps), 2 * n**3, block.nbytes
+
+
+def run(lab: Lab, arms: Sequence[Arm], work: Workload, repeats: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Measure the arms of one workload, the peaks among them: rows (a kernel an arm), peaks a repeat."""
     model = lab.here.model
     steps = work.decode_steps
     cases = [placement.Case(arm, work, steps, {"experiment": "bench", "kernel": arm.name}) for arm in arms]
-    samples = measure(arms, repeats, lab.seed)
+    arm, flops, read = peak_arm(model, lab.dtype)
+    with torch.inference_mode():
+        samples = measure([*arms, arm], repeats, lab.seed)
+    rates = {"product": flops, "read": read}
+    peaks = pd.DataFrame(
+        [(s.repeat, s.phase, rates[s.phase] / s.seconds) for s in samples if s.arm == "peaks"],
+        columns=["repeat", "of", "rate"],
+    ).pivot(index="repeat", columns="of", values="rate")
     devices = dict.fromkeys(("prefill", "decode"), model.device.name)
-    return results.frame(placement.to_rows(samples, cases, model, devices))
+    kept = [sample for sample in samples if sample.arm != "peaks"]
+    return results.frame(placement.to_rows(kept, cases, model, devices)), peaks
 
 
-def line(lab: Lab, rows: pd.DataFrame, work: Workload) -> dict[str, str]:
+def line(lab: Lab, rows: pd.DataFrame, peaks: pd.DataFrame, work: Workload) -> dict[str, str]:
     """One line of the printed table: medians, ratios with intervals, achieved rates."""
-    phase, model, device = rows["phase"].iloc[0], lab.spec, lab.device
+    phase, model = rows["phase"].iloc[0], lab.spec
+    product, read = peaks["product"].median(), peaks["read"].median()
     per = work.decode_steps if phase == "decode" else 1
     seconds = {k: rows.loc[rows["kernel"] == k, "seconds"] / per for k in KERNELS}
     if phase == "decode":
@@ -97,17 +119,19 @@ def line(lab: Lab, rows: pd.DataFrame, work: Workload) -> dict[str, str]:
     ours = float(seconds["pdlib"].median())
 
     def ratio(kernel: str) -> str:
-        middle, low, high = metrics.ratio_interval(seconds[kernel], seconds["pdlib"])
-        return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
+        return "{:.2f} [{:.2f}, {:.2f}]".format(*metrics.ratio_interval(seconds[kernel], seconds["pdlib"]))
+
+    floor = work_done.bytes / peaks["read"] + work_done.flops / peaks["product"]  # s, a repeat
+    share = metrics.ratio_interval(floor, seconds["pdlib"])
 
     return {
         "phase": f"{phase} {work.requests} × {work.prompt_tokens}",
         **{f"{k} ms": f"{1e3 * seconds[k].median():.1f}" for k in KERNELS},
         "article ÷ pdlib": ratio("article"),
         "library ÷ pdlib": ratio("library"),
-        "GB/s": f"{work_done.bytes / ours / 1e9:.1f} ({work_done.bytes / ours / device.read_bytes_per_s:.0%})",
-        "GFLOP/s": f"{work_done.flops / ours / 1e9:.0f} ({work_done.flops / ours / device.flops_per_s:.0%})",
-        "roofline sum ÷ pdlib": f"{cost.sum_s(work_done, device) / ours:.0%}",
+        "GB/s": f"{work_done.bytes / ours / 1e9:.1f} ({work_done.bytes / ours / read:.0%})",
+        "GFLOP/s": f"{work_done.flops / ours / 1e9:.0f} ({work_done.flops / ours / product:.0%})",
+        "roofline sum ÷ pdlib": "{:.0%} [{:.0%}, {:.0%}]".format(*share),
     }
 
 
@@ -125,7 +149,7 @@ def main() -> None:
     torch.manual_seed(0)
     lab = Lab("bench", dtype=asked.dtype, fast=asked.device, slow="")
     print(lab, flush=True)
-    frames: list[tuple[pd.DataFrame, Workload]] = []
+    done: list[tuple[pd.DataFrame, pd.DataFrame, Workload]] = []
     jobs = [(asked.context, b, "decode") for b in asked.batches]
     jobs += [(int(n), int(b), "prefill") for b, n in (text.split("x") for text in asked.prefills)]
     for tokens, requests, phase in jobs:
@@ -137,12 +161,10 @@ def main() -> None:
             if phase == "decode"
             else prefill_arms(model, requests, tokens)
         )
-        rows = run(lab, arms, work, asked.repeats)
-        frames.append((rows, work))
+        done.append((*run(lab, arms, work, asked.repeats), work))
         print(f"{phase} {requests} × {tokens}: measured", flush=True)
-    # Saving measures the peaks once more, so the shares below are of the best that was seen.
-    path = lab.save(pd.concat([rows for rows, _ in frames]), vars(asked))
-    print(pd.DataFrame([line(lab, rows, work) for rows, work in frames]).to_string(index=False))
+    path = lab.save(pd.concat([rows for rows, _, _ in done]), vars(asked))
+    print(pd.DataFrame([line(lab, *each) for each in done]).to_string(index=False))
     print(path)
 
 

@@ -19,7 +19,8 @@ from pdlib.spec import DTYPE_BYTES, DeviceSpec, InputError, ModelSpec, whole_num
 
 PROMPTS = (4096, 32768)  # the article's 4K and 32K, in tokens
 CARDS = (1, 8)
-UTILISATION = 0.5  # share of the peak at which both formulas are evaluated; measured prefills lie around it
+SQUARE = ("one_head", "all_heads", "both_products")  # the terms that grow with the prompt's square: attention
+UTILISATION = 0.5  # share of the peak at which both formulas are evaluated; see `utilisation` for what was measured
 DTYPE = "float16"  # 2 bytes a value, as in the article's KV sizes
 
 
@@ -115,6 +116,31 @@ def shares(work: cost.Cost, seconds: float, device: DeviceSpec) -> tuple[float, 
     return work.flops / seconds / device.flops_per_s, work.bytes / seconds / device.read_bytes_per_s
 
 
+def reached() -> pd.DataFrame:
+    """`facts` as shares of the data sheet's peaks: who, cards, phase, requests, prompt_tokens, compute, bandwidth."""
+    made = []
+    for fact in facts().to_dict("records"):
+        spec, size = presets.model(fact["model"]), (fact["requests"], fact["prompt_tokens"])
+        device = together(presets.device(fact["device"], fact["dtype"]), fact["cards"])
+        if fact["phase"] == "prefill":
+            work = cost.prefill(spec, *size, dtype=fact["dtype"])
+        else:
+            work = cost.decode_step(spec, size[0], size[1] + fact["new_tokens"] / 2, dtype=fact["dtype"])
+        named = [fact[k] for k in ("who", "cards", "phase", "requests", "prompt_tokens")]
+        made.append((*named, *shares(work, fact["ms"] / 1e3, device)))
+    columns = ["who", "cards", "phase", "requests", "prompt_tokens", "compute", "bandwidth"]
+    return pd.DataFrame(made, columns=columns)
+
+
+def utilisation(phase: str) -> tuple[float, float]:
+    """(low, high) of what one request reached of the peak that matters: FLOP/s of prefill from 2,048 tokens on
+    (shorter prompts leave a GPU idle), B/s of decode."""
+    rows = reached()
+    rows = rows[(rows["phase"] == phase) & (rows["requests"] == 1)]
+    share = rows.loc[rows["prompt_tokens"] >= 2048, "compute"] if phase == "prefill" else rows["bandwidth"]
+    return float(share.min()), float(share.max())
+
+
 def crossing_batch(model: ModelSpec, device: DeviceSpec, context: float, dtype: str = DTYPE) -> float:
     """Batch from which a decode step is bound by compute and no longer by memory; inf where it never is.
 
@@ -137,7 +163,8 @@ def crossing_context(model: ModelSpec, device: DeviceSpec, dtype: str = DTYPE) -
 def inferred_cards(model: ModelSpec, device: DeviceSpec) -> pd.DataFrame:
     """How many cards at their full peak the article's four times need: claim, phase, prompt_tokens, low, high.
 
-    For prefill that is utilisation × number of GPUs, for decode the same of the bandwidth. The last three rows take
+    For prefill that is utilisation × number of GPUs, for decode the same of the bandwidth; gpus_low and gpus_high
+    are the number of GPUs at the shares of the peak that others measured (`utilisation`). The last three rows take
     the two decode times as one line over the context: its growth is the cache, its start the weights.
     """
     made: list[tuple[str, str, int, float, float]] = []
@@ -159,7 +186,13 @@ def inferred_cards(model: ModelSpec, device: DeviceSpec) -> pd.DataFrame:
     ):
         made.append((pair, name, span, size / growth[1] / bandwidth, size / growth[0] / bandwidth))
     made.append((pair, "weights", 0, cost.weight_bytes(model, DTYPE) / start / bandwidth, math.inf))
-    return pd.DataFrame(made, columns=["claim", "phase", "prompt_tokens", "low", "high"])
+    frame = pd.DataFrame(made, columns=["claim", "phase", "prompt_tokens", "low", "high"])
+    seen = {phase: utilisation(phase) for phase in ("prefill", "decode")}
+    ends = [seen.get(phase, (math.nan, math.nan)) for phase in frame["phase"]]
+    return frame.assign(
+        gpus_low=[low / most for low, (_, most) in zip(frame["low"], ends, strict=True)],
+        gpus_high=[high / least for high, (least, _) in zip(frame["high"], ends, strict=True)],
+    )
 
 
 def machines() -> pd.DataFrame:

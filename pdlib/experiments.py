@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pdlib.calibrate import several
 from pdlib.mistakes import measure_mistakes
 from pdlib.models import Model
 from pdlib.placement import Case, Runner, article_case, to_rows
@@ -113,6 +114,20 @@ def puzzle(here: Here, model: str, requests: int, context: int, steps: int, repe
     works = {"long": Workload(requests, context, steps + 1)}
     device = here.slow.device if here.slow.device.is_cpu and not here.model.device.is_cpu else here.model.device
     return measure_puzzle(model, here.model.dtype, device.name, works, steps, repeats, here.seed)
+
+
+def calibration(here: Here, models: Sequence[str], repeats: int, limit_s: float) -> Rows:
+    """Steps of a server at many shapes, one model after the other: what a latency model is fitted and held to.
+
+    Disturbed shapes are timed again until `limit_s` seconds a model have passed.
+    """
+    return several(here.model, models, "full", repeats, here.seed, limit_s)
+
+
+def conflict(here: Here, requests: Sequence[int], prompt_tokens: int, steps: int, repeats: int) -> Rows:
+    """Prefill and decode at batch sizes from one to far beyond what a small machine is used with."""
+    works = [Workload(batch, prompt_tokens, steps + 1) for batch in requests]
+    return _kernels(here, "conflict", works, steps, repeats)
 
 
 def _colocated(model: Model, work: Workload, labels: dict[str, str], timed_steps: int) -> Case:

@@ -50,6 +50,14 @@ EXPERIMENTS: dict[str, tuple[str, dict[str, str]]] = {
             "repeats": "mistake_repeats",
         },
     ),
+    "calibration": (
+        "04_latency_model",
+        {"models": "models", "repeats": "calibration_repeats", "limit_s": "calibration_limit"},
+    ),
+    "conflict": (
+        "04_latency_model",
+        {"requests": "batches", "prompt_tokens": "batch_tokens", "steps": "batch_steps", "repeats": "repeats"},
+    ),
     "placements": (
         "02_placements",
         {name: name for name in ("requests", "scenarios", "timed_steps", "repeats")},

@@ -51,6 +51,15 @@ OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
         "03_hidden": CHART,
         "03_links": BOTH,
     },
+    "04_latency_model": {
+        "04_terms": CHART,
+        "04_audit": TABLE,
+        "04_inferred_hardware": CHART,
+        "04_conflict": CHART,
+        "04_ratio": CHART,
+        "04_heldout": CHART,
+        "04_errors": TABLE,
+    },
     "08_beyond_one_machine": {"08_slow_link": CHART},
 }
 FAILED, BAD_INPUT, BUSY, INTERRUPTED = 1, 2, 3, 130

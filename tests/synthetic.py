@@ -110,6 +110,23 @@ def rows(machine="laptop", source="measured", repeats=5, scenarios=tuple(SCENARI
     return results.frame(made)
 
 
+def held(rows):
+    """A frame as latency.holdout's, with the columns a notebook adds: made-up predictions for medians of `rows`."""
+    rng, made = np.random.default_rng(3), []
+    live = rows[rows["experiment"].isin(["by_batch", "roofline"]) & (rows["source"] != "published")]
+    key = ["source", "machine", "model", "phase", "kernel", "requests", "prompt_tokens", "new_tokens"]
+    for values, part in live.groupby(key, sort=False):
+        measured, off = float(part["seconds"].median()), float(rng.lognormal(0, 0.12))
+        for split in ("shape", "mixed"):
+            kernel = "pdlib past=64 decodes=4 context=100" if split == "mixed" else "pdlib"
+            named = dict(zip(key, values, strict=True)) | {"kernel": kernel, "split": split, "fold": "first half"}
+            low, high = measured * off / 1.2, measured * off * 1.2
+            times = {"measured": measured, "predicted": measured * off, "low": low, "high": high, "warning": ""}
+            made.append(named | times | {"error": off - 1, "inside": low <= measured <= high, "settled": off > 0.9})
+    columns = [*key, "split", "fold", "measured", "predicted", "low", "high", "warning", "error", "inside", "settled"]
+    return pd.DataFrame(made, columns=columns).astype({"error": float, "inside": bool, "settled": bool})
+
+
 def mixes():
     """Name → rows: every mix of sources that a notebook can hand over."""
     from pdlib import published

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGETS = ["help", "figures", "test", "lab", "bench", "record", "lock", "newest", "execute", "clean"]
+TARGETS = ["help", "figures", "test", "lab", "bench", "calibrate", "record", "lock", "newest", "execute", "clean"]
 
 
 def make(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -14,10 +14,11 @@ import pytest
 import synthetic
 from matplotlib.ft2font import FT2Font
 
-from pdlib import paths, plots, published, results, words
+from pdlib import paths, plots, presets, published, results, words
 from pdlib.plots import style
 from pdlib.spec import GPT2, InputError
 
+LLAMA, A100 = presets.model("llama-2-70b"), presets.device("a100-80gb-sxm", "float16")
 CHARTS = {
     "00_roofline": lambda rows, **k: plots.roofline(rows, GPT2, synthetic.LAPTOP, **k),
     "00_mistakes": plots.mistakes,
@@ -29,6 +30,11 @@ CHARTS = {
     "02_equal_decode": plots.equal_decode,
     "02_live_pair": plots.live_pair,
     "02_puzzle": plots.puzzle,
+    "04_terms": lambda rows, **k: plots.terms(LLAMA, A100, **k),
+    "04_inferred_hardware": lambda rows, **k: plots.inferred_hardware(LLAMA, A100, **k),
+    "04_conflict": lambda rows, **k: plots.conflict(rows, {"gpt2": GPT2}, synthetic.DEVICES, **k),
+    "04_ratio": plots.ratio,
+    "04_heldout": lambda rows, **k: plots.heldout(synthetic.held(rows), rows, **k),
 }
 MIXES = synthetic.mixes()
 # Both languages with the widest mix; the narrow ones once each.
@@ -81,7 +87,7 @@ def test_pitfall_21_a_glyph_that_no_carried_font_has_is_noticed():
 @pytest.mark.parametrize("path", sorted((paths.DATA / "fonts").glob("*.otf")), ids=lambda p: p.name)
 def test_the_carried_fonts_have_every_character_of_the_words(path):
     have = set(FT2Font(str(path)).get_charmap())
-    need = {ord(c) for pair in words.WORDS.values() for text in pair for c in text}
+    need = {ord(c) for pair in words.WORDS.values() for text in pair for c in text if c != "\n"}
     missing = "".join(sorted(map(chr, need - have)))
     assert not missing, f"make the fonts anew with tools/font.py: {missing}"
     assert path.stat().st_size < 150_000 and (path.parent / "OFL.txt").is_file()

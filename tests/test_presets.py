@@ -100,7 +100,7 @@ def test_every_number_of_a_device_has_a_source_and_is_plausible():
 
 
 def test_every_model_has_a_source():
-    assert presets.models()["source"].str.contains("config.json").all()
+    assert presets.models()["source"].str.contains("config.json|^ours:").all()
 
 
 def test_the_data_sheet_is_read():

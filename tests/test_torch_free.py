@@ -30,8 +30,10 @@ NEED_TORCH = {
     "experiments",
     "mistakes",
     "puzzle",
+    "calibrate",
 }
 NAMED = {"spec", "cost", "metrics", "published", "results", "tables", "plots", "paths", "lab", "words", "summary"}
+NAMED |= {"presets", "latency"}
 BLOCK = """
 import importlib, json, sys
 sys.path.insert(0, sys.argv[1])

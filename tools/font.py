@@ -3,7 +3,7 @@
     python tools/font.py NotoSansCJK-Regular.ttc NotoSansCJK-Bold.ttc
 
 The two collections are in Debian's package fonts-noto-cjk and at github.com/notofonts/noto-cjk (OFL 1.1).
-Needed after a change of pdlib/words.py that brings a new character; a test says when.
+Needed after a change of pdlib/words that brings a new character; a test says when.
 """
 
 from __future__ import annotations

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pdlib.plots.article_000 import equal_decode, live_pair, phases, prefill
     from pdlib.plots.article_001 import decomposition, two_phases
+    from pdlib.plots.audit import inferred_hardware, terms
     from pdlib.plots.clock import timeline
     from pdlib.plots.honest import mistakes, puzzle
+    from pdlib.plots.latency import conflict, heldout, ratio
     from pdlib.plots.links import needed, slow_link
     from pdlib.plots.roofs import ratio_by_batch, roofline
     from pdlib.plots.style import Chart, save
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "article_000": ("equal_decode", "live_pair", "phases", "prefill"),
     "article_001": ("decomposition", "two_phases"),
+    "audit": ("inferred_hardware", "terms"),
     "clock": ("timeline",),
     "honest": ("mistakes", "puzzle"),
+    "latency": ("conflict", "heldout", "ratio"),
     "links": ("needed", "slow_link"),
     "roofs": ("ratio_by_batch", "roofline"),
     "style": ("Chart", "save"),
@@ -33,19 +37,24 @@ _HOMES = {
 __all__ = [
     "Chart",
     "bandwidth",
+    "conflict",
     "decomposition",
     "equal_decode",
+    "heldout",
     "hidden",
+    "inferred_hardware",
     "live_pair",
     "mistakes",
     "needed",
     "phases",
     "prefill",
     "puzzle",
+    "ratio",
     "ratio_by_batch",
     "roofline",
     "save",
     "slow_link",
+    "terms",
     "timeline",
     "two_phases",
 ]

@@ -135,13 +135,15 @@ def drawing(draw: Callable[P, Chart]) -> Callable[P, Chart]:
 
 
 def chart(
-    name: str, rows: pd.DataFrame, height: float, lang: str, note: str = "", values: Iterable[object] = ()
+    name: str, rows: pd.DataFrame | None, height: float, lang: str, note: str = "", values: Iterable[object] = ()
 ) -> Chart:
     """An empty chart with the title and subtitle of `name` and the caption of `rows` under it.
 
-    `height` is that of the drawing in inches; title and caption come on top and are kept clear.
+    `height` is that of the drawing in inches; title and caption come on top and are kept clear. A chart of
+    arithmetic has no rows: it is captioned by its `note` alone.
     """
-    lines = words.wrapped([*captions(rows, lang), *([note] if note else [])], 165)
+    said = [] if rows is None else captions(rows, lang)
+    lines = words.wrapped([*said, *([note] if note else [])], 165)
     top, bottom = 0.62, 0.16 + 0.155 * len(lines)
     full = height + top + bottom
     figure = Chart(figsize=(WIDTH, full), layout="constrained")

@@ -6,6 +6,7 @@ precision for the CSV and are left out of what is shown.
 
 from pdlib.tables.articles import figures, mistakes, table1, table2
 from pdlib.tables.base import save, show
+from pdlib.tables.latency import audit, errors
 from pdlib.tables.transfer import kv_bytes, needed
 
-__all__ = ["figures", "kv_bytes", "mistakes", "needed", "save", "show", "table1", "table2"]
+__all__ = ["audit", "errors", "figures", "kv_bytes", "mistakes", "needed", "save", "show", "table1", "table2"]

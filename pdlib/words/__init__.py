@@ -5,11 +5,11 @@ from __future__ import annotations
 import unicodedata
 
 from pdlib.spec import one_of
-from pdlib.words import articles, transfer
+from pdlib.words import articles, latency, transfer
 
 LANGUAGES = ("en", "zh")
 
-WORDS: dict[str, tuple[str, str]] = {**articles.WORDS, **transfer.WORDS}
+WORDS: dict[str, tuple[str, str]] = {**articles.WORDS, **latency.WORDS, **transfer.WORDS}
 
 
 def say(key: str, lang: str, *values: object) -> str:
