@@ -196,24 +196,22 @@ def test_sigterm_finishes_or_reports_every_request(role):
 
 
 NOTEBOOK = """
-import sys
-sys.path[:0] = [{tests!r}]
-from pairs import folder, requests, settings
 from pdlib import workers
 if __name__ == "__main__":
-    with workers.pair(**settings(road={road!r})) as pair:
-        print("ready", *(w.process.pid for w in pair.workers.values()), flush=True)
+    asked = [workers.Request([i % 50, 2, 3], 2 + i % 60) for i in range(200)]
+    with workers.pair(model={folder!r}, capacity=128, road="memory") as pair:
+        print("ready", flush=True)
         while True:
-            pair.run(requests(200, most=60))
+            pair.run(asked)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /dev/shm")
-@pytest.mark.parametrize("number, road", [(signal.SIGINT, "memory"), (signal.SIGKILL, "memory")])
-def test_an_interrupted_notebook_leaves_nothing_behind(tmp_path, number, road):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_notebook_leaves_nothing_behind(tmp_path, number):
     before = set(os.listdir("/dev/shm"))
     script = tmp_path / "notebook.py"
-    script.write_text(NOTEBOOK.format(tests=str(TESTS), road=road))
+    script.write_text(NOTEBOOK.format(folder=folder()))
     notebook = subprocess.Popen(
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,

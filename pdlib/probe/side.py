@@ -19,7 +19,7 @@ from pdlib.prefill import prefill
 
 P, D = 0, 1  # ranks
 TOKEN_TAG, TEXT_TAG = 701, 702  # of the first tokens and of a text: apart from the tags of transfers
-PATIENCE = datetime.timedelta(seconds=100)
+PATIENCE_S = 100.0  # D waits for the first part while P's prefill runs
 clock = time.perf_counter
 
 
@@ -34,7 +34,9 @@ class Side:
         self.segments: dict[Any, kv_transfer.Segment] = {}
         os.environ["GLOO_SOCKET_IFNAME"] = settings["interface"]
         store = dist.FileStore(settings["store"], 2)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=PATIENCE)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=PATIENCE_S)
+        )
 
     def cache(self, requests: int, capacity: int) -> KVCache:
         """The cache of this size; of other sizes none is kept, so that memory holds one."""
@@ -74,8 +76,8 @@ class PSide(Side):
         lengths = [prompt_tokens] * requests
         manifest = kv_transfer.manifest_of(self.model, cache, lengths=lengths, checksums=checksums)
         offered = self.now()
-        kv_transfer.offer(manifest, D)
-        outgoing = kv_transfer.Outgoing(cache, manifest, D) if segment is None else None
+        kv_transfer.offer(manifest, D, timeout_s=PATIENCE_S)
+        outgoing = kv_transfer.Outgoing(cache, manifest, D, timeout_s=PATIENCE_S) if segment is None else None
         ready: list[float] = []
 
         def on_layer(layer: int) -> None:
@@ -118,14 +120,14 @@ class DSide(Side):
     def receive(self, requests: int, prompt_tokens: int, road: str, decode: bool, segment: str) -> dict[str, Any]:
         """Take what P offers; returns D's half of Times."""
         cache = self.cache(requests, prompt_tokens + 1)
-        manifest = kv_transfer.await_offer(P)
+        manifest = kv_transfer.await_offer(P, timeout_s=PATIENCE_S)
         manifest.check(self.model, cache if road == "network" else None)
         room = prompt_tokens + decode
         pages = self._attach(segment, kv_transfer.segment_bytes(manifest, room)) if segment else None
         kv_transfer.accept(P)
         parts: list[float] = []
         if pages is None:
-            kv_transfer.receive(manifest, cache, P, on_part=lambda _: parts.append(clock()))
+            kv_transfer.receive(manifest, cache, P, timeout_s=PATIENCE_S, on_part=lambda _: parts.append(clock()))
         else:
             sums = json.loads(_receive_text())
             seen = kv_transfer.view(manifest, pages, room, sums)

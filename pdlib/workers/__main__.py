@@ -65,7 +65,7 @@ def made_up(asked: argparse.Namespace) -> int:
     def write() -> None:
         with os.fdopen(writing, "w", encoding="utf-8") as file:
             for number in range(asked.requests):
-                prompt = [generator.randrange(100) for _ in range(asked.prompt_tokens)]  # in every vocabulary
+                prompt = [generator.randrange(50) for _ in range(asked.prompt_tokens)]  # in any vocabulary
                 file.write(json.dumps({"id": number, "prompt": prompt, "new_tokens": asked.new_tokens}) + "\n")
 
     threading.Thread(target=write, daemon=True).start()

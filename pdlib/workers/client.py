@@ -84,12 +84,12 @@ class Pair:
         self._doubts: dict[int, str] = {}  # open, and failed unless D holds them: why
         self._holding: set[int] | None = None  # what D held when it lost P; None while it has one
         self._ready: set[str] = set()
-        self._port = 0
+        self._port, self._listening = settings.port, False
         self._next = 0
         self.workers: dict[str, Worker] = {}
         try:
             self._start("p")
-            self._wait(lambda: bool(self._port), "P did not open its meeting point")
+            self._wait(lambda: self._listening, "P did not open its meeting point")
             self._start("d")
             self._wait(lambda: self._ready == {"p", "d"}, "P and D did not meet")
         except BaseException:
@@ -151,7 +151,7 @@ class Pair:
                 worker.over = True
                 self._gone(role, reason)
             elif message["kind"] == "listening":
-                self._port = message["port"]
+                self._port, self._listening = message["port"], True
             elif message["kind"] == "ready":
                 self._ready.add(role)
                 if role == "p":  # after all that P had to say about the D before

@@ -94,9 +94,10 @@ class Meeting:
             try:
                 listening = socket.create_server((self.host, self.port))
             except OSError as error:
+                wrong = os.strerror(error.errno or 0)
                 raise InputError(
-                    f"P cannot listen on {self.host} port {self.port} ({error.strerror}): end what listens there or "
-                    "set MASTER_PORT to another one, the same on both sides; MASTER_ADDR has to be P's own address"
+                    f"P cannot listen on {self.host} port {self.port} ({wrong}): end what listens there or set "
+                    "MASTER_PORT to another one, the same on both sides; MASTER_ADDR has to be P's own address"
                 ) from error
             self.port = listening.getsockname()[1]
             self._open(listening.detach())
