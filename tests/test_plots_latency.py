@@ -32,7 +32,7 @@ def test_a_fitted_sweep_is_what_the_fit_predicts():
     rows = forecast.sweep(LLAMA, A100, [1, 32], 512, 128, cards=8, fit=fit, machine="here")
     assert set(rows["machine"]) == {"here"} and set(rows["kernel"]) == {"fit"}
     step = fit.predict(latency.decode([1, 32], 576), LLAMA, tensor_parallel=8)["seconds"]
-    assert rows.loc[rows["phase"] == "decode", "seconds"].tolist() == pytest.approx([127 * s for s in step])
+    assert rows.loc[rows["phase"] == "decode", "seconds"].tolist() == pytest.approx([127 * s for s in step], rel=1e-3)
 
 
 @pytest.mark.parametrize("lang", words.LANGUAGES)
@@ -112,7 +112,7 @@ def test_the_audit_s_model_column_is_the_fit_s_prediction_where_the_weights_fit(
     row = fit.predict(latency.prefill(1, 4096), LLAMA, tensor_parallel=8).iloc[0]
     held = table.loc[("2.5", "8")]
     assert [held[f"model_{end}_exact"] for end in ("s", "low", "high")] == pytest.approx(
-        [row["seconds"], row["low"], row["high"]]
+        [row["seconds"], row["low"], row["high"]], rel=1e-3
     )
     assert held["model_low_exact"] < 0.661222 < held["model_high_exact"], "the measured time, which it has not seen"
 
@@ -122,8 +122,8 @@ def test_errors_are_the_held_out_rows_s():
     table = tables.errors(held)
     whole = table[(table["phase"] == "total") & (table["split"] == "shapes held out")].iloc[0]
     own = held[held["split"] == "shape"]["error"].abs()
-    assert whole["median_exact"] == pytest.approx(100 * own.median())
-    assert whole["p90_exact"] == pytest.approx(100 * own.quantile(0.9)) and whole["asked"] == "10 / 25"
+    assert whole["median_exact"] == pytest.approx(100 * own.median(), rel=1e-3)
+    assert whole["p90_exact"] == pytest.approx(100 * own.quantile(0.9), rel=1e-3) and whole["asked"] == "10 / 25"
     assert whole["met"] == ("yes" if own.median() <= 0.10 and own.quantile(0.9) <= 0.25 else "no")
     worse = tables.errors(held.assign(error=held["error"] + 1))
     assert set(worse["met"]) == {"no", ""}
