@@ -12,6 +12,7 @@ import pandas as pd
 
 from pdlib import audit, cost, results
 from pdlib.spec import DeviceSpec, ModelSpec
+from pdlib.summary import significant
 
 if TYPE_CHECKING:
     from pdlib.latency import Fit
@@ -31,7 +32,7 @@ def sweep(
     """Rows of prefill and decode at every batch: by `fit`, else by the roofline of `cards` devices together.
 
     Decode is new_tokens − 1 steps at their mean context. Experiment 'conflict'; `machine` is by default
-    '<cards> × <device>'.
+    '<cards> × <device>'. A fit's times have four significant digits.
     """
     from pdlib import latency  # imported late: rooflines alone need no fit
 
@@ -45,7 +46,7 @@ def sweep(
     else:
         whole = fit.predict(latency.prefill(batches, prompt_tokens), model, tensor_parallel=cards)
         step = fit.predict(latency.decode(batches, context), model, tensor_parallel=cards)
-        times = {"prefill": list(whole["seconds"]), "decode": [steps * s for s in step["seconds"]]}
+        times = {"prefill": significant(whole["seconds"]), "decode": significant(steps * step["seconds"])}
     made: list[dict[str, Any]] = []
     for phase, seconds in times.items():
         for batch, s in zip(batches, seconds, strict=True):

@@ -151,6 +151,11 @@ def digits(value: float) -> str:
     return f"{round(value, places):,.{max(0, places)}f}"
 
 
+def significant(values: Any, places: int = 4) -> list[float]:
+    """Numbers at `places` significant digits: what an optimiser finds differs in its last bits between machines."""
+    return [float(f"{value:.{places}g}") for value in values]
+
+
 def interval(median: float, low: float, high: float) -> str:
     """'12.3 [11.9, 12.8]', or only the median where the interval has no width."""
     return digits(median) if low == high else f"{digits(median)} [{digits(low)}, {digits(high)}]"

@@ -149,3 +149,7 @@ def test_bad_input_is_refused():
 def test_digits_are_three_and_never_an_exponent():
     shown = [summary.digits(v) for v in (0, 0.012345, 1.2345, 12.345, 123.45, 12345.6, 9.996)]
     assert shown == ["0", "0.0123", "1.23", "12.3", "123", "12,300", "10.00"]
+
+
+def test_significant_digits_are_four_whatever_the_size():
+    assert summary.significant([123456.0, 0.00123456, -1.00004, 0.0]) == [123500.0, 0.001235, -1.0, 0.0]

@@ -26,9 +26,10 @@ from pdlib.plots.style import (
     log_ticks,
 )
 from pdlib.spec import DeviceSpec, ModelSpec
-from pdlib.summary import GROUP, digits, group_name
+from pdlib.summary import GROUP, digits, group_name, significant
 
 SERIES = [*GROUP, "model", "kernel", "dtype", "prompt_tokens", "new_tokens"]
+NUMBERS = ("measured", "predicted", "low", "high", "error")
 STYLE = {"compute": "-", "bandwidth": (0, (4, 2))}
 
 
@@ -229,8 +230,10 @@ def heldout(held: pd.DataFrame, rows: pd.DataFrame, lang: str = "en", note: str 
     """Predicted against measured time of shapes that the fit has not seen, with the interval; a panel a split.
 
     `held`: latency.holdout's frames, each with the columns split (a key of words 'split …'), source and machine;
-    `rows`: what they were measured in, for the caption. Crosses: shapes that are not `settled`. Drawn: `held`.
+    `rows`: what they were measured in, for the caption. Crosses: shapes that are not `settled`. Drawn: `held`,
+    at four significant digits.
     """
+    held = held.assign(**{name: significant(held[name]) for name in NUMBERS})
     figure_rows = rows[rows["experiment"].isin(["calibration", "a100"])]
     splits = list(dict.fromkeys(held["split"]))
     wide = 2 if len(splits) == 4 else min(3, max(1, len(splits)))

@@ -10,7 +10,7 @@ import pandas as pd
 from pdlib import audit as audits
 from pdlib import cost, words
 from pdlib.spec import DeviceSpec, ModelSpec, one_of
-from pdlib.summary import GROUP, digits, group_name
+from pdlib.summary import GROUP, digits, group_name, significant
 from pdlib.tables.base import done
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def errors(held: pd.DataFrame, lang: str = "en") -> pd.DataFrame:
             found = latency.errors(own).iloc[0]
             cells = {"split": words.name(f"split {split}", lang), "machine": group_name(source, machine, lang)}
             cells |= {"phase": words.say(str(phase), lang), "shapes": str(len(own))}
-            numbers = {key: 100 * float(found[key]) for key in ("median", "p90", "coverage")}
+            keys = ("median", "p90", "coverage")
+            numbers = dict(zip(keys, significant(100 * found[list(keys)]), strict=True))
             cells |= {key: digits(value) for key, value in numbers.items()}
             calm = own[own["settled"].to_numpy(bool)]
             if len(calm):
@@ -126,7 +127,8 @@ def _predict(fit: Fit, model: ModelSpec, phase: str, prompt: int, cards: int) ->
 
     work = latency.prefill(1, prompt) if phase == "prefill" else latency.decode(1, prompt)
     row = fit.predict(work, model, tensor_parallel=cards).iloc[0]
-    return float(row["seconds"]), float(row["low"]), float(row["high"])
+    seconds, low, high = significant(row[["seconds", "low", "high"]])
+    return seconds, low, high
 
 
 def _near(phase: str, prompt: int, cards: int, lang: str) -> list[str]:
