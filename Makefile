@@ -45,7 +45,7 @@ test: setup ## style, types and every test
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy pdlib
-	$(RUN) -m pytest
+	$(RUN) -m pytest --numprocesses 2 --dist loadfile # most tests keep one core busy
 
 lab: setup ## open the notebooks in JupyterLab
 	@$(RUN) -m jupyterlab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root) # in a container one is root

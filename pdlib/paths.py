@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from pdlib.spec import InputError
 
@@ -43,12 +46,19 @@ def folder_name(machine: str) -> str:
 
 
 def write_atomic(path: Path, content: str | bytes) -> Path:
-    """Write `content` to `path` whole or not at all, making folders as needed; returns `path`.
+    """Write `content` to `path` whole or not at all; returns `path`. Text is UTF-8, its ends '\\n' everywhere."""
+    with atomic(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+    return path
 
-    A reader of `path` sees the old file or the new one, also after a kill or on a full disk. Text is
-    UTF-8 with '\\n' ends on every system. Raises InputError with the path where it cannot be written.
+
+@contextlib.contextmanager
+def atomic(path: Path) -> Iterator[BinaryIO]:
+    """A file that becomes `path`, folders and all, when the block ends, and leaves nothing when it fails.
+
+    A reader of `path` sees the old file or the new one, also after a kill or on a full disk. Raises InputError with
+    the path where it cannot be written.
     """
-    data = content.encode() if isinstance(content, str) else content
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +66,7 @@ def write_atomic(path: Path, content: str | bytes) -> Path:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         temporary = Path(name)
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(0o644)  # mkstemp makes files only their owner can read
@@ -68,7 +78,6 @@ def write_atomic(path: Path, content: str | bytes) -> Path:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)  # gone already when the move worked
-    return path
 
 
 def check_writable(folder: Path) -> Path:

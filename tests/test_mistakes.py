@@ -17,7 +17,7 @@ def bench(log=None):
 
 
 def named(reports, name):
-    return [sample for kernel, sample in reports if kernel == name]
+    return [sample for kernel, sample, _ in reports if kernel == name]
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,9 @@ def test_pitfall_04_no_warm_up_is_the_first_call_and_honest_the_second_at_the_sa
     reports = mistakes.no_warm_up(bench(log))
     shapes = [shape for shape, _ in log]
     assert shapes[::2] == shapes[1::2] and len(set(shapes)) == REPEATS  # each length is new when it is timed
-    assert [kernel for kernel, _ in reports] == ["mistaken", "honest"] * REPEATS
-    assert [sample.order for _, sample in reports] == [0, 1] * REPEATS
+    assert [kernel for kernel, _, _ in reports] == ["mistaken", "honest"] * REPEATS
+    assert [sample.order for _, sample, _ in reports] == [0, 1] * REPEATS
+    assert [(work.requests, work.prompt_tokens) for _, _, work in reports] == shapes
 
 
 def test_on_a_cpu_no_synchronise_is_the_first_decode_step():
@@ -61,7 +62,8 @@ def test_on_a_cpu_no_synchronise_is_the_first_decode_step():
     assert {lengths[0] for _, lengths in log} == {12}  # the same context each time
     shapes = [shape for shape, _ in log]
     assert shapes[::2] == shapes[1::2] and len(set(shapes)) == REPEATS and all(s[1] == 1 for s in shapes)
-    assert [kernel for kernel, _ in reports] == ["mistaken", "honest"] * REPEATS
+    assert [kernel for kernel, _, _ in reports] == ["mistaken", "honest"] * REPEATS
+    assert [work.requests for _, _, work in reports] == [requests for requests, _ in shapes]
 
 
 def test_the_fixed_order_is_fixed_and_the_honest_one_shuffled():
@@ -131,8 +133,8 @@ def test_seconds_are_those_of_one_step_or_one_call():
     mistakes.measure = lambda *a, **k: real(*a, **k, clock=clock)
     try:
         for mistake in (mistakes.no_synchronise, mistakes.cache_left):
-            assert {sample.seconds for _, sample in mistake(Bench(model, WORK, REPEATS, 0))} == {1.0}
-        assert {sample.seconds for _, sample in mistakes.fixed_order(Bench(model, WORK, REPEATS, 0))} == {12.0}
+            assert {sample.seconds for _, sample, _ in mistake(Bench(model, WORK, REPEATS, 0))} == {1.0}
+        assert {sample.seconds for _, sample, _ in mistakes.fixed_order(Bench(model, WORK, REPEATS, 0))} == {12.0}
     finally:
         mistakes.measure = real
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
 import torch
 import xxhash
-from torch import Tensor
 
 from pdlib import paths
 from pdlib.kv_cache import KVCache
 from pdlib.kv_transfer.manifest import Manifest, TransferError, check_slots, manifest_of, raw
 from pdlib.kv_transfer.parts import dtype_of, pack, pieces, settle, unpack, views
 from pdlib.models import Model
+from pdlib.spec import DTYPE_BYTES
 
 
 def save(
@@ -33,11 +33,19 @@ def save(
     """
     manifest = manifest_of(model, cache, slots, wire=wire, checksums=checksums)
     rows = check_slots(cache, slots, len(manifest.lengths))
-    layers = {f"{layer}": _packed(manifest, cache, rows, layer) for layer, _, _ in manifest.parts}
-    told = {"manifest": manifest.to_json().decode()}
-    if checksums:
-        told["checksums"] = " ".join(xxhash.xxh3_64_hexdigest(raw(flat)) for flat in layers.values())
-    paths.write_atomic(path, safetensors.torch.save(layers, told))
+    sums = ["0" * 16] * len(manifest.parts) if checksums else []  # as long as those that are known at the end
+    kind = dtype_of(manifest.wire)
+    buffer = torch.empty(manifest.bytes // len(manifest.parts) // kind.itemsize, dtype=kind)  # of one layer
+    with paths.atomic(path) as file:
+        file.write(_header(manifest, sums))
+        for layer, start, stop in manifest.parts:
+            found = [v for piece in pieces(manifest, layer, start, stop) for v in views(cache, piece, rows)]
+            flat = raw(pack(found, buffer))
+            file.write(flat)
+            if checksums:
+                sums[layer] = xxhash.xxh3_64_hexdigest(flat)
+        file.seek(0)
+        file.write(_header(manifest, sums))
     return manifest
 
 
@@ -74,10 +82,25 @@ def load(path: Path, model: Model, cache: KVCache, slots: Sequence[int] | None =
     return manifest
 
 
-def _packed(manifest: Manifest, cache: KVCache, rows: Sequence[int], layer: int) -> Tensor:
-    longest = max(manifest.lengths)
-    found = [v for piece in pieces(manifest, layer, 0, longest) for v in views(cache, piece, rows)]
-    return pack(found, torch.empty(sum(v.numel() for v in found), dtype=dtype_of(manifest.wire)))
+def _header(manifest: Manifest, sums: Sequence[str]) -> bytes:
+    """What precedes the tensors of a safetensors file: its length in 8 bytes, then names, types and offsets as JSON.
+
+    github.com/safetensors/safetensors, "Format". Its library writes whole tensors only, which would take the memory
+    of the cache twice over; here a layer is enough.
+    """
+    size = manifest.bytes // len(manifest.parts)
+    kind, itemsize = (
+        {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[manifest.wire],
+        DTYPE_BYTES[manifest.wire],
+    )
+    told: dict[str, object] = {
+        str(layer): {"dtype": kind, "shape": [size // itemsize], "data_offsets": [layer * size, (layer + 1) * size]}
+        for layer, _, _ in manifest.parts
+    }
+    told["__metadata__"] = {"manifest": manifest.to_json().decode()} | ({"checksums": " ".join(sums)} if sums else {})
+    text = json.dumps(told).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _opened(path: Path) -> Any:

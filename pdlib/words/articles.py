@@ -94,8 +94,8 @@ WORDS: dict[str, tuple[str, str]] = {
         "Decode每步耗时（毫秒）= 屋顶线 + 额外开销",
     ),
     "decomposition.ratio": (
-        "Prefill ÷ Decode = roofline ratio × (overhead of Decode ÷ of Prefill)",
-        "Prefill ÷ Decode = 屋顶线之比 ×（Decode ÷ Prefill的额外开销）",
+        "Prefill ÷ Decode = roofline ratio × overhead ratio",
+        "Prefill ÷ Decode = 屋顶线之比 × 额外开销之比",
     ),
     "ratio_by_batch.title": (
         "140× is one point of a curve: Prefill ÷ Decode over the batch",
