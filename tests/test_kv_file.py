@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny import NAMES, tiny
 
 import pdlib.kv_transfer
 from pdlib.decode import decode
-from pdlib.kv_transfer import TransferError, load, load_manifest, save
+from pdlib.kv_transfer import TransferError, file, load, load_manifest, save
 from pdlib.prefill import prefill
 
 
@@ -104,3 +105,28 @@ def test_nothing_received_can_be_executed():
     forbidden = re.compile(r"\bpickle\b|torch\.load|\beval\(|\bexec\(|_object_list|marshal|__import__")
     folder = Path(pdlib.kv_transfer.__file__).parent
     assert [path for path in folder.rglob("*.py") if forbidden.search(path.read_text("utf-8"))] == []
+
+
+@pytest.mark.parametrize("lengths", [[8, 8, 8], [3, 8, 1]])
+def test_a_file_takes_the_memory_of_one_layer_and_the_library_reads_it(tmp_path, monkeypatch, lengths):
+    model, taken = tiny("gpt2"), []
+    cache = model.new_cache(3, 13)
+    prefill(model, model.prompt(3, 8, seed=1), cache, lengths)
+
+    real = file.pack
+
+    def pack(found, out):
+        taken.append(out)
+        return real(found, out)
+
+    monkeypatch.setattr(file, "pack", pack)
+    manifest = save(tmp_path / "cache", model, cache)
+    assert len({out.data_ptr() for out in taken}) == 1  # the same memory for every layer
+    assert all(out.nbytes * model.spec.layers == manifest.bytes for out in taken)
+    read = load_file(tmp_path / "cache")
+    assert list(read) == [str(layer) for layer in range(model.spec.layers)]
+    keys = [cache.data[1, side, row, :, :n].flatten() for side in (0, 1) for row, n in enumerate(lengths)]
+    assert read["1"].numel() == sum(map(len, keys))
+    if lengths == [8, 8, 8]:
+        assert torch.equal(read["1"], torch.cat(keys))
+
