@@ -39,9 +39,10 @@ def timeline(rows: pd.DataFrame, lang: str = "en", note: str = "") -> Chart:
         left.set_xlim(0, 1.02 * max(usable, done))
         left.set_yticks(list(LANES.values()), [words.say(phase, lang) for phase in LANES])
         right.set_yticks([])
-        # enlarged: twice the longer of the tail and one layer, so that both can be seen
-        around = max(usable - done, (mine["end_ms"] - mine["start_ms"]).min() * 4)
-        right.set_xlim(done - 0.8 * around, max(done, usable) + 0.8 * around)
+        # enlarged: from the last part's start, or as far before the end of prefill as the transfer lasts after it
+        last = mine.loc[mine["phase"] == "transfer", "start_ms"].max()
+        begin, end = min(last, 2 * done - usable), max(done, usable)
+        right.set_xlim(begin - 0.3 * (end - begin), end + 0.3 * (end - begin))
         text = words.say("timeline.exposed", lang, digits(usable - done))
         label(right, text, ((done + usable) / 2, -0.42), (0, -1), va="top", color=PHASE["decode"], weight="bold")
         right.plot([done, usable], [-0.42, -0.42], color=PHASE["decode"], linewidth=2.5, solid_capstyle="butt")
@@ -65,7 +66,9 @@ def _bars(rows: pd.DataFrame) -> pd.DataFrame:
 def _draw(axes: Axes, bars: pd.DataFrame, source: str) -> None:
     for phase, y in LANES.items():
         mine = bars[bars["phase"] == phase]
-        look = fill(source, PHASE[phase]) | {"edgecolor": "white", "linewidth": 0.5}
+        # a transfer may be a hair's breadth of the prefill: its edge keeps it visible
+        edge = "white" if phase == "prefill" else PHASE[phase]
+        look = fill(source, PHASE[phase]) | {"edgecolor": edge, "linewidth": 0.7}
         axes.barh([y] * len(mine), mine["end_ms"] - mine["start_ms"], left=mine["start_ms"], height=0.62, **look)
     axes.set_ylim(-0.95, 1.5)
     axes.tick_params(axis="y", length=0)

@@ -145,7 +145,7 @@ def hidden(rows: pd.DataFrame, model: ModelSpec, lang: str = "en", note: str = "
             last = part.iloc[-1]
             name = road_label(source, machine, str(road), lang)
             here = (at.iloc[-1], 100 * last["share"])
-            label(upper, name, here, (9, -9), va="top", color=colour, weight="bold")
+            label(upper, name, here, (9, 0), color=colour, weight="bold")
             for key, column, paint in (
                 ("hidden.compute", "prefill_s", PHASE["prefill"]),
                 ("hidden.moved", "whole_s", colour),
@@ -155,8 +155,6 @@ def hidden(rows: pd.DataFrame, model: ModelSpec, lang: str = "en", note: str = "
                 lower.scatter(at, each, s=38, zorder=4, **fill(source, paint))
                 text = words.say(key, lang) if source == "measured" else f"{words.say(key, lang)}, {machine}"
                 times.append((at.iloc[-1], each.iloc[-1], text, {"color": paint}))
-    bound = 100 * (1 - 1 / layers)
-    label(upper, f"1 − 1/{layers}", (right, bound), (9, 0), color=QUIET)
     least = 100 * min(table["share_low"].min(), table["bound_share"].min())
     upper.set_ylim(min(0.0, least - 3), 106)
     ticks = sorted(table["prompt_tokens"].unique())
