@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pdlib.machine import cores, cpu_name, settings
 from pdlib.ops import Linear, attend
 from pdlib.spec import DTYPE_BYTES, DeviceSpec, InputError, one_of
 
@@ -22,7 +23,7 @@ try:
 except ImportError:  # `make record` asks a GPU machine for torch, transformers and pandas only
     psutil = None
 
-CORES = os.cpu_count() or 1
+CORES = cores()
 
 
 @dataclass(frozen=True)
@@ -172,23 +173,13 @@ def _memory_bytes() -> tuple[int, int]:
     return total, total
 
 
-def _cpu_name() -> str:
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
 def fingerprint() -> dict[str, Any]:
-    """What a number measured here depends on: processor, memory, system, versions, allocator settings."""
+    """What a number measured here depends on: processor, memory, system, versions, settings."""
     import transformers
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    allocator = {k: v for k, v in os.environ.items() if k.startswith(("MALLOC_", "LD_PRELOAD", "OMP_", "KMP_"))}
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": CORES,
         "gpu": ", ".join(gpus) or next((n for n in present() if n in ("mps", "xpu")), "none"),
         "memory_bytes": _memory_bytes()[0],
@@ -197,7 +188,7 @@ def fingerprint() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "allocator": allocator,
+        "settings": settings(),
     }
 
 

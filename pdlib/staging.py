@@ -20,12 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from pdlib import paths
+from pdlib.machine import cores, cpu_name, settings
 
-# Settings that change what is measured; the notebooks' parameters are compared anyway.
-SETTINGS = (
-    *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "DNNL_", "ONEDNN_", "PYTORCH_", "TORCH_", "CUDA_"),
-    *("MALLOC_", "GLIBC_", "LD_PRELOAD", "PDLIB_MODELS", "HF_HOME", "HF_HUB_CACHE"),
-)
+WEIGHTS = ("PDLIB_MODELS", "HF_HOME", "HF_HUB_CACHE")  # variables that say where weights are
 PART = ".moving-"  # prefix of a file that is being copied to another file system
 
 
@@ -85,17 +82,13 @@ def inputs(root: Path, notebook: Path, values: dict[str, Any]) -> dict[str, Any]
 
 def machine() -> dict[str, Any]:
     """This machine in a few milliseconds: no torch (devices.fingerprint has the rest)."""
-    cpu = platform.processor()
-    if os.path.exists("/proc/cpuinfo"):
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        cpu = next((line for line in lines if line.startswith("model name")), cpu)
     gpus = sorted(p.read_text("utf-8") for p in Path("/proc/driver/nvidia/gpus").glob("*/information"))
     return {
-        "host": [platform.system(), platform.machine(), cpu, os.cpu_count(), os.sysconf("SC_PHYS_PAGES")],
+        "host": [platform.system(), platform.machine(), cpu_name(), cores(), os.sysconf("SC_PHYS_PAGES")],
         "gpus": gpus,
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "transformers")},
-        "settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith(SETTINGS)},
+        "settings": settings() | {name: os.environ[name] for name in WEIGHTS if name in os.environ},
     }
 
 

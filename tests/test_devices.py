@@ -173,9 +173,9 @@ def test_free_memory_of_a_gpu_is_the_gpus(monkeypatch):
 def test_fingerprint_says_what_a_number_depends_on(monkeypatch):
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     facts = devices.fingerprint()
-    assert {"cpu", "gpu", "cores", "memory_bytes", "os", "python", "torch", "transformers", "allocator"} <= set(facts)
+    assert {"cpu", "gpu", "cores", "memory_bytes", "os", "python", "torch", "transformers", "settings"} <= set(facts)
     assert facts["torch"] == torch.__version__ and facts["cores"] == CORES
-    assert facts["allocator"]["MALLOC_ARENA_MAX"] == "2"
+    assert facts["settings"]["MALLOC_ARENA_MAX"] == "2"
     assert json.loads(json.dumps(facts)) == facts
 
 
