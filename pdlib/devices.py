@@ -60,9 +60,12 @@ class Device:
                 torch.set_num_threads(before)
 
     def free_bytes(self) -> int:
-        """Memory that can still be allocated, in bytes."""
-        if self.torch_name.startswith("cuda"):
-            return torch.cuda.mem_get_info(self.torch)[0]
+        """Memory that can still be allocated, in bytes: also what torch's caching allocator holds unused."""
+        if self.torch.type in ("cuda", "xpu"):
+            kind = getattr(torch, self.torch.type)
+            if hasattr(kind, "mem_get_info"):  # XPU: not in every release
+                unused = kind.memory_reserved(self.torch) - kind.memory_allocated(self.torch)
+                return int(kind.mem_get_info(self.torch)[0] + unused)
         return _memory_bytes()[1]  # MPS shares the machine's memory
 
 

@@ -165,9 +165,20 @@ def test_free_memory_is_some_and_not_more_than_there_is():
     assert 0 < devices.parse("cpu").free_bytes() <= devices.fingerprint()["memory_bytes"]
 
 
-def test_free_memory_of_a_gpu_is_the_gpus(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (17, 99) if device.index == 1 else (0, 0))
-    assert CUDA.free_bytes() == 17
+@pytest.mark.parametrize("device", [CUDA, XPU])
+def test_free_memory_of_an_accelerator_is_its_own_and_what_the_allocator_keeps_unused(monkeypatch, device):
+    kind = getattr(torch, device.torch.type)
+    told = {device.torch: (17, 99)}
+    monkeypatch.setattr(kind, "mem_get_info", lambda asked: told.get(asked, (0, 0)), raising=False)
+    monkeypatch.setattr(kind, "memory_reserved", lambda asked: 50, raising=False)
+    monkeypatch.setattr(kind, "memory_allocated", lambda asked: 20, raising=False)
+    assert device.free_bytes() == 17 + 50 - 20
+
+
+def test_free_memory_of_an_xpu_that_does_not_tell_is_the_machines(monkeypatch):
+    monkeypatch.delattr(torch.xpu, "mem_get_info", raising=False)
+    monkeypatch.setattr(devices, "_memory_bytes", lambda: (99, 42))
+    assert XPU.free_bytes() == 42
 
 
 def test_fingerprint_says_what_a_number_depends_on(monkeypatch):
