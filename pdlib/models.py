@@ -97,26 +97,37 @@ def load(name: str, device: Device, dtype: str = "float32", seed: int = 0) -> Mo
     local nor in CONFIGS.
     """
     one_of("dtype", dtype, DTYPE_BYTES)
+    folder, config = _config(name)
+    if folder is None:
+        return from_library(random_model(config, seed), name, "random", device, dtype)
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    hf = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+    return from_library(hf, name, "pretrained", device, dtype)
+
+
+def sizes(name: str) -> ModelSpec:
+    """The sizes of the model that `load` would take, without its weights; the same InputError."""
+    return ModelSpec.from_hf(name, _config(name)[1])
+
+
+def _config(name: str) -> tuple[str | None, Any]:
+    """The local folder of `name`, None where there is none, and the library's config."""
     # Before transformers is imported: an unreachable hub costs tens of seconds of retries a load.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()
     folder = _local_folder(name)
     if folder is not None:
-        hf = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), local_files_only=True
-        )
-        return from_library(hf, name, "pretrained", device, dtype)
+        return folder, transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     if name not in CONFIGS:
         raise InputError(
             f"model {name!r} is not here; give a folder with config.json and weights, put it under PDLIB_MODELS, "
             f"or take one that can be made with random weights: {', '.join(CONFIGS)}"
         )
-    kind, sizes = CONFIGS[name]
-    return from_library(
-        random_model(transformers.AutoConfig.for_model(kind, **sizes), seed), name, "random", device, dtype
-    )
+    kind, changes = CONFIGS[name]
+    return None, transformers.AutoConfig.for_model(kind, **changes)
 
 
 def random_model(config: Any, seed: int) -> Any:

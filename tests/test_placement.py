@@ -1,5 +1,7 @@
 """placement and experiments: what is run, at which context, and what the rows say of it."""
 
+import weakref
+
 import pytest
 import torch
 from tiny import counting, tiny
@@ -158,6 +160,21 @@ def test_placements_are_three_and_only_the_split_moves_a_cache(here):
     for _, part in rows.groupby("scenario"):  # arms are interleaved: each repeat has each placement once
         places = part.drop_duplicates("order").sort_values("order")["placement"].tolist()
         assert sorted(places[:3]) == sorted(places[3:]) == sorted(names)
+
+
+def test_the_caches_of_a_scenario_are_freed_before_the_next(here, monkeypatch):
+    alive, made = [], []
+    real = models.Model.new_cache
+
+    def new_cache(model, requests, capacity):
+        alive.append(sum(there() is not None for there in made))
+        cache = real(model, requests, capacity)
+        made.append(weakref.ref(cache))
+        return cache
+
+    monkeypatch.setattr(models.Model, "new_cache", new_cache)
+    experiments.placements(here, 1, {"LISO": (12, 3), "SISO": (6, 3)}, 2, 1)
+    assert alive == [0, 1, 2, 3] * 2
 
 
 def test_the_split_goes_on_with_the_tokens_of_the_colocated(here):
