@@ -152,6 +152,7 @@ def from_library(hf: Any, name: str, weights: str, device: Device, dtype: str) -
     """Wrap a transformers causal LM: our layers for GPT-2 and the Llama shape, the library's for the rest."""
     hf = hf.to(device.torch, getattr(torch, dtype)).eval()
     spec = ModelSpec.from_hf(name, hf.config)
+    _check_parameters(spec, hf)
     window = getattr(hf.config, "sliding_window", None)
     if window and window < spec.positions and getattr(hf.config, "use_sliding_window", True):
         raise InputError(f"{name} attends through a window of {window} tokens, which the cache here does not model")
@@ -184,6 +185,18 @@ class _LibraryLayers:
         )
         cache.advance(new)
         return out.last_hidden_state
+
+
+def _check_parameters(spec: ModelSpec, hf: Any) -> None:
+    """Refuse a model whose layers have other matrices than its sizes say: every FLOP and byte would be off."""
+    tables = {id(module.weight) for module in hf.base_model.modules() if isinstance(module, torch.nn.Embedding)}
+    there = sum(w.numel() for w in hf.base_model.parameters() if w.dim() > 1 and id(w) not in tables)
+    counted = int(spec.touched_parameters(spec.experts))
+    if there != counted:
+        raise InputError(
+            f"{spec.name}: {counted} weights of matrix products by its config, {there} in its layers; this "
+            "architecture has matrices that pdlib does not count"
+        )
 
 
 def _check_against_library(model: Model) -> None:
