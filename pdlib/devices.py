@@ -42,6 +42,10 @@ class Device:
     def is_cpu(self) -> bool:
         return self.torch_name == "cpu"
 
+    def same_as(self, other: Device) -> bool:
+        """Whether both names mean one device: `cuda` and `cuda:0`, `cpu` and `cpu@N` with all cores."""
+        return (self.torch_name, self.threads) == (other.torch_name, other.threads)
+
     def synchronize(self) -> None:
         """Wait until everything queued on this device is done; a CPU never queues."""
         if not self.is_cpu:
@@ -96,12 +100,16 @@ def parse(name: str) -> Device:
 
 
 def pick_pair(fast: str, slow: str) -> tuple[Device, Device]:
-    """Devices for P and D: the names given, or, for "auto", an accelerator and the CPU, or a CPU and 1 thread."""
+    """Devices for P and D: the names given, or, for "auto", an accelerator and the CPU, or a CPU and 1 thread.
+
+    Two names of one device are refused; but with slow "auto" a CPU of one core is both, as `cpu` and `cpu@1`.
+    """
     default = present()[0]
     fast_device = parse(default if fast == "auto" else fast)
     slow_device = parse(("cpu@1" if fast_device.is_cpu else "cpu") if slow == "auto" else slow)
-    if fast_device == slow_device:
-        raise InputError(f"fast and slow are both {fast_device.name}; give two devices that differ")
+    if fast_device.name == slow_device.name or (fast_device.same_as(slow_device) and slow != "auto"):
+        names = " = ".join(dict.fromkeys((fast_device.name, slow_device.name)))
+        raise InputError(f"fast and slow are both {names}; give two devices that differ")
     return fast_device, slow_device
 
 

@@ -92,6 +92,21 @@ def test_a_pair_of_one_device_is_refused(only_cpu, name):
         devices.pick_pair(name, name)
 
 
+@pytest.mark.parametrize("fast, slow", [("cuda", "cuda:0"), ("cpu", f"cpu@{CORES}")])
+def test_a_pair_of_two_names_for_one_device_is_refused(accelerators, fast, slow):
+    for pair in ((fast, slow), (slow, fast)):
+        with pytest.raises(InputError, match=f"fast and slow are both {pair[0]} = {pair[1]}"):
+            devices.pick_pair(*pair)
+
+
+def test_one_core_is_a_pair_only_where_it_is_picked(only_cpu, monkeypatch):
+    monkeypatch.setattr(devices, "CORES", 1)
+    fast, slow = devices.pick_pair("auto", "auto")
+    assert (fast.name, slow.name) == ("cpu", "cpu@1") and fast.same_as(slow)
+    with pytest.raises(InputError, match="fast and slow are both cpu = cpu@1"):
+        devices.pick_pair("cpu", "cpu@1")
+
+
 def test_active_sets_and_restores_the_threads():
     one = Device("cpu@1", "cpu", 1)
     with threads(3):
