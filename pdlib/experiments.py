@@ -37,7 +37,8 @@ class Here:
     @property
     def placements(self) -> tuple[str, str, str]:
         """Names of: both phases on the fast device, the split, both on the slow device."""
-        kinds = ("fast", "slow") if self.model.device.is_cpu else ("GPU", "CPU")
+        devices = self.model.device, self.slow.device
+        kinds = ("GPU", "CPU") if not devices[0].is_cpu and devices[1].is_cpu else ("fast", "slow")
         return f"PD-{kinds[0]}", f"P-{kinds[0]}/D-{kinds[1]}", f"PD-{kinds[1]}"
 
 

@@ -177,6 +177,16 @@ def test_the_caches_of_a_scenario_are_freed_before_the_next(here, monkeypatch):
     assert alive == [0, 1, 2, 3] * 2
 
 
+def test_pitfall_02_a_transfer_ends_when_the_receiver_is_done(here, monkeypatch):
+    waited: list = []
+    case = Runner(here.model, here.slow, 2, 9, 15).case(Workload(2, 9, 7), Placement("-", "a", "b"), LABELS, 6)
+    case.arm.steps[0].run()
+    monkeypatch.setattr(Device, "synchronize", lambda device: waited.append(device.name))
+    (hand_over,) = [step for step in case.arm.steps if step.phase == "transfer"]
+    hand_over.run()
+    assert waited[-1] == "cpu@1"
+
+
 def test_the_split_goes_on_with_the_tokens_of_the_colocated(here):
     made: list = []
     real = placement.decode
@@ -200,6 +210,8 @@ def test_placements_on_an_accelerator_have_the_articles_names(here):
     model = tiny("gpt2")
     gpu = models.Model(model.spec, "random", "float32", Device("mps", "mps", 0), model.hf, model.layers, model.head)
     assert Here(gpu, here.model, 0).placements == ("PD-GPU", "P-GPU/D-CPU", "PD-CPU")
+    for fast, slow in ((gpu, gpu), (here.model, gpu), (here.model, here.slow)):
+        assert Here(fast, slow, 0).placements == ("PD-fast", "P-fast/D-slow", "PD-slow")
 
 
 @pytest.mark.parametrize("name", ["roofline", "by_batch"])
