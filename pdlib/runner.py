@@ -189,7 +189,7 @@ def figures(root: Path, **asked: str) -> int:
         if not todo:
             return 0
         for folder in ("figures",) if recorded else ("figures", "results/measured"):
-            staging.check_room(root / folder)
+            paths.check_writable(root / folder)
         if not recorded:
             for job in todo:
                 parameters.check_devices({**parameters.defaults(job.notebook), **job.values})

@@ -124,11 +124,6 @@ def fresh(root: Path, stem: str) -> Path:
     return folder
 
 
-def check_room(folder: Path) -> None:
-    """Raise InputError before any work when `folder` cannot be written or its disk is full."""
-    paths.write_atomic(folder / (PART + "trial"), bytes(1 << 16)).unlink()
-
-
 def publish(root: Path, folder: Path, stem: str, depends: dict[str, Any]) -> int:
     """Move what a notebook left in `folder` into place and stamp it; returns the number of files.
 
@@ -148,8 +143,9 @@ def recover(root: Path) -> list[str]:
     """Clean up after an interrupted call; returns the notebooks whose finished files were moved now."""
     build = root / "build"
     shutil.rmtree(build / "staging", ignore_errors=True)
-    for part in (root / "figures").glob(PART + "*"):
-        part.unlink()
+    for name in ("figures", "results/measured"):
+        for part in (root / name).rglob(PART + "*"):
+            part.unlink()
     finished = sorted((build / "finished").glob("*"))
     for folder in finished:
         _move(root, folder)
