@@ -62,7 +62,8 @@ def calls(notebook: str, values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     bench = SimpleNamespace(rows=lambda experiment, **sizes: found.update({experiment: sizes}))
     names: dict[str, Any] = {**values, "bench": bench}
-    for statement in ast.parse("\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")).body:
+    code = [c for c in cells if c["cell_type"] == "code" and "parameters" not in c["metadata"].get("tags", [])]
+    for statement in ast.parse("\n".join("".join(c["source"]) for c in code)).body:
         for node in ast.walk(statement):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "bench.rows":
                 eval(ast.unparse(node), names)
