@@ -111,11 +111,7 @@ def line(lab: Lab, rows: pd.DataFrame, peaks: pd.DataFrame, work: Workload) -> d
     product, read = peaks["product"].median(), peaks["read"].median()
     per = work.decode_steps if phase == "decode" else 1
     seconds = {k: rows.loc[rows["kernel"] == k, "seconds"] / per for k in KERNELS}
-    if phase == "decode":
-        context = work.prompt_tokens + (work.decode_steps + 1) / 2
-        work_done = cost.decode_step(model, work.requests, context, lab.dtype)
-    else:
-        work_done = cost.prefill(model, work.requests, work.prompt_tokens, lab.dtype)
+    work_done = cost.of_phase(model, phase, work.requests, work.prompt_tokens, work.new_tokens, lab.dtype)
     ours = float(seconds["pdlib"].median())
 
     def ratio(kernel: str) -> str:

@@ -122,10 +122,7 @@ def reached() -> pd.DataFrame:
     for fact in facts().to_dict("records"):
         spec, size = presets.model(fact["model"]), (fact["requests"], fact["prompt_tokens"])
         device = together(presets.device(fact["device"], fact["dtype"]), fact["cards"])
-        if fact["phase"] == "prefill":
-            work = cost.prefill(spec, *size, dtype=fact["dtype"])
-        else:
-            work = cost.decode_step(spec, size[0], size[1] + fact["new_tokens"] / 2, dtype=fact["dtype"])
+        work = cost.of_phase(spec, fact["phase"], *size, fact["new_tokens"], fact["dtype"])
         named = [fact[k] for k in ("who", "cards", "phase", "requests", "prompt_tokens")]
         made.append((*named, *shares(work, fact["ms"] / 1e3, device)))
     columns = ["who", "cards", "phase", "requests", "prompt_tokens", "compute", "bandwidth"]

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pdlib import kv_cache
+from pdlib import cost, kv_cache
 from pdlib.models import Model
-from pdlib.spec import whole_numbers
+from pdlib.spec import DTYPE_BYTES, ModelSpec, whole_numbers
 
 
 @dataclass
@@ -50,6 +50,15 @@ def decode(model: Model, started: Started, steps: int) -> Tensor:
             tokens = logits.argmax(dim=-1)  # (B, 1)
             made.append(tokens)
     return torch.cat(made, dim=1)
+
+
+def prefilled_bytes(spec: ModelSpec, requests: int, prompt_tokens: int, dtype: str) -> int:
+    """Most bytes alive in a decode step behind `as_if_prefilled`: its habits are kept QKV, keys and values, logits.
+
+    Views of the packed QKV cost their block (½ more than the cache) and, from the first step on, their copies.
+    """
+    copies = cost.kv_bytes_per_token(spec, dtype)
+    return requests * prompt_tokens * (copies * 3 // 2 + copies + spec.vocab * DTYPE_BYTES[dtype])
 
 
 def as_if_prefilled(model: Model, requests: int, prompt_tokens: int, keep_logits: bool, kv_views: bool) -> Started:

@@ -216,6 +216,16 @@ def decode(model: ModelSpec, requests: int, prompt_tokens: int, steps: int, dtyp
     return Cost(steps * one.flops, steps * one.weight_bytes, steps * one.kv_bytes)
 
 
+def of_phase(
+    model: ModelSpec, phase: str, requests: int, prompt_tokens: int, new_tokens: int, dtype: str = "float32"
+) -> Cost:
+    """A workload's whole prefill, or one of its decode steps at the mean context, prompt_tokens + new_tokens / 2."""
+    one_of("phase", phase, ("prefill", "decode"))
+    if phase == "prefill":
+        return prefill(model, requests, prompt_tokens, dtype)
+    return decode_step(model, requests, prompt_tokens + new_tokens / 2, dtype)
+
+
 def roofline_s(cost: Cost, device: DeviceSpec) -> float:
     """max(FLOPs / peak FLOP/s, bytes / peak B/s) in s: compute and traffic overlap perfectly."""
     return max(cost.flops / device.flops_per_s, cost.bytes / device.read_bytes_per_s)

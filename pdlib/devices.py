@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pdlib.machine import cores, cpu_name, settings
 from pdlib.ops import Linear, attend
 from pdlib.spec import DTYPE_BYTES, DeviceSpec, InputError, one_of
 
@@ -22,7 +23,7 @@ try:
 except ImportError:  # `make record` asks a GPU machine for torch, transformers and pandas only
     psutil = None
 
-CORES = os.cpu_count() or 1
+CORES = cores()
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class Device:
     @property
     def is_cpu(self) -> bool:
         return self.torch_name == "cpu"
+
+    def same_as(self, other: Device) -> bool:
+        """Whether both names mean one device: `cuda` and `cuda:0`, `cpu` and `cpu@N` with all cores."""
+        return (self.torch_name, self.threads) == (other.torch_name, other.threads)
 
     def synchronize(self) -> None:
         """Wait until everything queued on this device is done; a CPU never queues."""
@@ -59,9 +64,12 @@ class Device:
                 torch.set_num_threads(before)
 
     def free_bytes(self) -> int:
-        """Memory that can still be allocated, in bytes."""
-        if self.torch_name.startswith("cuda"):
-            return torch.cuda.mem_get_info(self.torch)[0]
+        """Memory that can still be allocated, in bytes: also what torch's caching allocator holds unused."""
+        if self.torch.type in ("cuda", "xpu"):
+            kind = getattr(torch, self.torch.type)
+            if hasattr(kind, "mem_get_info"):  # XPU: not in every release
+                unused = kind.memory_reserved(self.torch) - kind.memory_allocated(self.torch)
+                return int(kind.mem_get_info(self.torch)[0] + unused)
         return _memory_bytes()[1]  # MPS shares the machine's memory
 
 
@@ -92,12 +100,16 @@ def parse(name: str) -> Device:
 
 
 def pick_pair(fast: str, slow: str) -> tuple[Device, Device]:
-    """Devices for P and D: the names given, or, for "auto", an accelerator and the CPU, or a CPU and 1 thread."""
+    """Devices for P and D: the names given, or, for "auto", an accelerator and the CPU, or a CPU and 1 thread.
+
+    Two names of one device are refused; but with slow "auto" a CPU of one core is both, as `cpu` and `cpu@1`.
+    """
     default = present()[0]
     fast_device = parse(default if fast == "auto" else fast)
     slow_device = parse(("cpu@1" if fast_device.is_cpu else "cpu") if slow == "auto" else slow)
-    if fast_device == slow_device:
-        raise InputError(f"fast and slow are both {fast_device.name}; give two devices that differ")
+    if fast_device.name == slow_device.name or (fast_device.same_as(slow_device) and slow != "auto"):
+        names = " = ".join(dict.fromkeys((fast_device.name, slow_device.name)))
+        raise InputError(f"fast and slow are both {names}; give two devices that differ")
     return fast_device, slow_device
 
 
@@ -172,23 +184,13 @@ def _memory_bytes() -> tuple[int, int]:
     return total, total
 
 
-def _cpu_name() -> str:
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
 def fingerprint() -> dict[str, Any]:
-    """What a number measured here depends on: processor, memory, system, versions, allocator settings."""
+    """What a number measured here depends on: processor, memory, system, versions, settings."""
     import transformers
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    allocator = {k: v for k, v in os.environ.items() if k.startswith(("MALLOC_", "LD_PRELOAD", "OMP_", "KMP_"))}
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": CORES,
         "gpu": ", ".join(gpus) or next((n for n in present() if n in ("mps", "xpu")), "none"),
         "memory_bytes": _memory_bytes()[0],
@@ -197,7 +199,7 @@ def fingerprint() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "allocator": allocator,
+        "settings": settings(),
     }
 
 

@@ -37,7 +37,8 @@ class Here:
     @property
     def placements(self) -> tuple[str, str, str]:
         """Names of: both phases on the fast device, the split, both on the slow device."""
-        kinds = ("fast", "slow") if self.model.device.is_cpu else ("GPU", "CPU")
+        devices = self.model.device, self.slow.device
+        kinds = ("GPU", "CPU") if not devices[0].is_cpu and devices[1].is_cpu else ("fast", "slow")
         return f"PD-{kinds[0]}", f"P-{kinds[0]}/D-{kinds[1]}", f"PD-{kinds[1]}"
 
 
@@ -90,22 +91,22 @@ def placements(
 
     The caches of one scenario are freed before the next.
     """
-    rows: Rows = []
+    works = {name: Workload(requests, *lengths) for name, lengths in scenarios.items()}
+    return [row for name, work in works.items() for row in _scenario(here, name, work, timed_steps, repeats)]
+
+
+def _scenario(here: Here, scenario: str, work: Workload, timed_steps: int, repeats: int) -> Rows:
+    """Rows of one scenario at all three placements; its caches live no longer than this call."""
+    rows, cases, where = Rows(), [], {}
+    labels = {"experiment": "placements", "scenario": scenario}
     pairs = ((here.model, here.model), (here.model, here.slow), (here.slow, here.slow))
-    for scenario, (prompt_tokens, new_tokens) in scenarios.items():
-        work, cases, where = Workload(requests, prompt_tokens, new_tokens), [], {}
-        for name, (p, d) in zip(here.placements, pairs, strict=True):
-            labels = {"experiment": "placements", "scenario": scenario}
-            runner = Runner(p, d, work.requests, work.prompt_tokens, work.cache_tokens)
-            case = runner.case(work, Placement(name, p.device.name, d.device.name), labels, timed_steps)
-            cases.append(case)
-            where[case.arm.name] = {
-                "prefill": p.device.name,
-                "transfer": p.device.name,
-                "decode": d.device.name,
-            }
-        for sample in measure([case.arm for case in cases], repeats, here.seed):
-            rows += to_rows([sample], cases, here.model, where[sample.arm])
+    for name, (p, d) in zip(here.placements, pairs, strict=True):
+        runner = Runner(p, d, work.requests, work.prompt_tokens, work.cache_tokens)
+        case = runner.case(work, Placement(name, p.device.name, d.device.name), labels, timed_steps)
+        cases.append(case)
+        where[case.arm.name] = {"prefill": p.device.name, "transfer": p.device.name, "decode": d.device.name}
+    for sample in measure([case.arm for case in cases], repeats, here.seed):
+        rows += to_rows([sample], cases, here.model, where[sample.arm])
     return rows
 
 

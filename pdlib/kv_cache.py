@@ -111,8 +111,14 @@ class KVCache:
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write new keys and values (B, KV, Q, D) behind each request's length; return all up to the longest.
 
-        Lengths do not change until `advance`: every layer of one pass writes to the same positions.
+        Lengths do not change until `advance`: every layer of one pass writes to the same positions. InputError for
+        another number of requests or KV heads: a single one would be written to all.
         """
+        if k.shape[:2] != self.data.shape[2:4]:
+            raise InputError(
+                f"keys of {k.shape[0]} requests and {k.shape[1]} KV heads for a cache of "
+                f"{self.requests} and {self.data.shape[3]}"
+            )
         new, longest = k.shape[2], max(self.lengths)
         keys, values = self.data[layer, 0], self.data[layer, 1]  # (B, KV, C, D)
         if self.uniform:

@@ -26,6 +26,7 @@ class Lab:
         notebook: str,
         source: str = "measured",
         machine: str = "",
+        *,
         model: str = "gpt2",
         dtype: str = "float32",
         fast: str = "auto",
@@ -119,6 +120,12 @@ class Lab:
             found = self._recorded[self._recorded["experiment"] == experiment].reset_index(drop=True)
             if found.empty:
                 raise InputError(f"{self.machine} has no recorded rows of {experiment!r} in {self.notebook}")
+            if self.dtype not in set(found["dtype"]):
+                there = ", ".join(found["dtype"].unique())
+                raise InputError(
+                    f"rows of {experiment!r} recorded on {self.machine} are of {there}, not {self.dtype}; "
+                    f"ask for that dtype, or measure"
+                )
             return found
         from pdlib import experiments
 
@@ -150,8 +157,16 @@ class Lab:
         return (
             f"{self.source} on {self.machine} ({facts['cpu']}, {facts['cores']} cores{gpu}, torch {facts['torch']}): "
             f"{peak.flops_per_s / 1e9:.0f} GFLOP/s, {peak.read_bytes_per_s / 1e9:.1f} GB/s read on {peak.name}; "
-            f"{self.model_name}, {self.facts['weights']} weights, {self.dtype}"
+            f"{self.model_name}, {self.facts['weights']} weights, {self.dtype}{self._pair()}"
         )
+
+    def _pair(self) -> str:
+        """What the pair of devices is, where rows are measured on one: '' where there is none."""
+        if self.source == "recorded" or not self.slow:
+            return ""
+        fast, slow = self.here.model.device, self.here.slow.device
+        alike = ", which are the same one core: expect no difference" if fast.same_as(slow) else ""
+        return f"; fast is {fast.name}, slow is {slow.name}{alike}"
 
 
 def _commit() -> str:

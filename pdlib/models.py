@@ -97,26 +97,37 @@ def load(name: str, device: Device, dtype: str = "float32", seed: int = 0) -> Mo
     local nor in CONFIGS.
     """
     one_of("dtype", dtype, DTYPE_BYTES)
+    folder, config = _config(name)
+    if folder is None:
+        return from_library(random_model(config, seed), name, "random", device, dtype)
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    hf = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+    return from_library(hf, name, "pretrained", device, dtype)
+
+
+def sizes(name: str) -> ModelSpec:
+    """The sizes of the model that `load` would take, without its weights; the same InputError."""
+    return ModelSpec.from_hf(name, _config(name)[1])
+
+
+def _config(name: str) -> tuple[str | None, Any]:
+    """The local folder of `name`, None where there is none, and the library's config."""
     # Before transformers is imported: an unreachable hub costs tens of seconds of retries a load.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()
     folder = _local_folder(name)
     if folder is not None:
-        hf = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), local_files_only=True
-        )
-        return from_library(hf, name, "pretrained", device, dtype)
+        return folder, transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     if name not in CONFIGS:
         raise InputError(
             f"model {name!r} is not here; give a folder with config.json and weights, put it under PDLIB_MODELS, "
             f"or take one that can be made with random weights: {', '.join(CONFIGS)}"
         )
-    kind, sizes = CONFIGS[name]
-    return from_library(
-        random_model(transformers.AutoConfig.for_model(kind, **sizes), seed), name, "random", device, dtype
-    )
+    kind, changes = CONFIGS[name]
+    return None, transformers.AutoConfig.for_model(kind, **changes)
 
 
 def random_model(config: Any, seed: int) -> Any:
@@ -141,6 +152,7 @@ def from_library(hf: Any, name: str, weights: str, device: Device, dtype: str) -
     """Wrap a transformers causal LM: our layers for GPT-2 and the Llama shape, the library's for the rest."""
     hf = hf.to(device.torch, getattr(torch, dtype)).eval()
     spec = ModelSpec.from_hf(name, hf.config)
+    _check_parameters(spec, hf)
     window = getattr(hf.config, "sliding_window", None)
     if window and window < spec.positions and getattr(hf.config, "use_sliding_window", True):
         raise InputError(f"{name} attends through a window of {window} tokens, which the cache here does not model")
@@ -173,6 +185,18 @@ class _LibraryLayers:
         )
         cache.advance(new)
         return out.last_hidden_state
+
+
+def _check_parameters(spec: ModelSpec, hf: Any) -> None:
+    """Refuse a model whose layers have other matrices than its sizes say: every FLOP and byte would be off."""
+    tables = {id(module.weight) for module in hf.base_model.modules() if isinstance(module, torch.nn.Embedding)}
+    there = sum(w.numel() for w in hf.base_model.parameters() if w.dim() > 1 and id(w) not in tables)
+    counted = int(spec.touched_parameters(spec.experts))
+    if there != counted:
+        raise InputError(
+            f"{spec.name}: {counted} weights of matrix products by its config, {there} in its layers; this "
+            "architecture has matrices that pdlib does not count"
+        )
 
 
 def _check_against_library(model: Model) -> None:

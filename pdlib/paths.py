@@ -81,6 +81,9 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_writable(folder: Path) -> Path:
-    """`folder`, made if need be, after a trial write; InputError before any work otherwise."""
-    write_atomic(folder / ".writable", b"").unlink(missing_ok=True)
+    """`folder`, made if need be, after a trial write of 64 KiB; InputError before any work otherwise.
+
+    An empty file would be written on a full disk, too.
+    """
+    write_atomic(folder / ".writable", bytes(1 << 16)).unlink(missing_ok=True)
     return folder

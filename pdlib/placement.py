@@ -57,6 +57,7 @@ class Runner:
         def run_transfer() -> None:
             transfer(self.p_cache, self.d_cache)
             first[:] = [first[0].to(self.d.device.torch)]
+            self.d.device.synchronize()  # the step waits for P alone, and it is D that receives
 
         def skip_to_middle() -> None:  # what lies between is zeros or an older repeat: the same work
             self.d_cache.rewind(middle(workload, steps))

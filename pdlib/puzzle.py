@@ -20,7 +20,7 @@ from typing import Any
 
 from pdlib import baseline, devices, models, results
 from pdlib.placement import columns
-from pdlib.spec import InputError, Workload, whole_numbers
+from pdlib.spec import InputError, ModelSpec, Workload, whole_numbers
 from pdlib.timers import Arm, Sample, Step, measure
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # mallopt(3)
@@ -46,6 +46,7 @@ def measure_puzzle(
     whole_numbers(steps=steps, repeats=repeats)
     if not devices.parse(device).is_cpu:
         raise InputError(f"the puzzle is about a CPU's memory; device {device!r} is none")
+    _check_memory(models.sizes(model), dtype, device, works)
     jobs = list(itertools.product(works, range(repeats), allocators()))
     random.Random(seed).shuffle(jobs)
     # A server that has imported torch but never computed forks children in which nothing was allocated yet.
@@ -59,6 +60,19 @@ def measure_puzzle(
         with ProcessPoolExecutor(1, mp_context=context) as pool:
             rows += pool.submit(_child, *job).result()
     return rows
+
+
+def _check_memory(spec: ModelSpec, dtype: str, device: str, works: dict[str, Workload]) -> None:
+    """Raise InputError unless the largest arm of every work fits the free memory: a child would be killed."""
+    free = devices.parse(device).free_bytes()
+    for name, work in works.items():
+        needed = baseline.prefilled_bytes(spec, work.requests, work.prompt_tokens, dtype)
+        if needed > free:
+            raise InputError(
+                f"{name}: caches and logits of {work.requests} × {work.prompt_tokens} positions of {spec.name} take "
+                f"{needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free: at most "
+                f"{int(free // (needed / work.requests))} requests fit"
+            )
 
 
 def _child(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import os
 import selectors
 import signal
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 
 from pdlib import parameters, paths, staging
 from pdlib.execution import Progress, Worker, say
+from pdlib.machine import cores
 from pdlib.normalise import normalise
 from pdlib.spec import InputError, one_of
 
@@ -189,11 +189,11 @@ def figures(root: Path, **asked: str) -> int:
         if not todo:
             return 0
         for folder in ("figures",) if recorded else ("figures", "results/measured"):
-            staging.check_room(root / folder)
+            paths.check_writable(root / folder)
         if not recorded:
             for job in todo:
                 parameters.check_devices({**parameters.defaults(job.notebook), **job.values})
-        at_once = (os.cpu_count() or 1) if recorded else 1
+        at_once = cores() if recorded else 1
         failed = run(root, todo, at_once, lambda job, worker: _into_place(root, job, worker))
     if failed:
         say(f"failed: {', '.join(failed)}; what the other notebooks wrote is in place")

@@ -6,6 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# What the library's modules of these types have; a config does not say, and an activation's name tells nothing.
+GATED = {
+    *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text"),
+    *("cohere", "cohere2", "granite", "olmo", "olmo2", "olmoe", "phi3", "smollm3", "deepseek_v2", "deepseek_v3"),
+}
+UNGATED = {"gpt2", "gpt_neo", "gpt_neox", "gptj", "gpt_bigcode", "opt", "bloom", "falcon", "phi", "starcoder2"}
 
 
 class InputError(ValueError):
@@ -122,13 +128,22 @@ class ModelSpec:
 
     @classmethod
     def from_hf(cls, name: str, config: Any) -> ModelSpec:
-        """Read the sizes from a transformers config of a decoder-only model."""
+        """Read the sizes from a transformers config of a decoder-only model.
+
+        InputError for a model type of which it is not known whether its MLP is gated, or without a longest sequence.
+        """
+        one_of("model type", config.model_type, sorted(GATED | UNGATED))
 
         def first(*names: str, default: Any = 0) -> Any:
             return next((v for v in (getattr(config, n, None) for n in names) if v), default)
 
         hidden, heads, latent = config.hidden_size, config.num_attention_heads, first("kv_lora_rank")
         experts = first("n_routed_experts", "num_local_experts", "num_experts")
+        positions = first("max_position_embeddings", "seq_length")
+        if not positions:
+            raise InputError(
+                f"the config of {name} does not say its longest sequence; give it max_position_embeddings, in tokens"
+            )
         inner = first("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
         return cls(
             name=name,
@@ -140,8 +155,8 @@ class ModelSpec:
             hidden=hidden,
             mlp=inner,
             vocab=config.vocab_size,
-            positions=first("max_position_embeddings", "seq_length", default=2048),
-            gated_mlp=first("hidden_act", default="") == "silu",
+            positions=positions,
+            gated_mlp=config.model_type in GATED,
             learned_positions=config.model_type in ("gpt2", "opt"),
             tied_head=bool(getattr(config, "tie_word_embeddings", True)),
             experts=experts,

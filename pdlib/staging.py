@@ -20,12 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from pdlib import paths
+from pdlib.machine import cores, cpu_name, settings
 
-# Settings that change what is measured; the notebooks' parameters are compared anyway.
-SETTINGS = (
-    *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "DNNL_", "ONEDNN_", "PYTORCH_", "TORCH_", "CUDA_"),
-    *("MALLOC_", "GLIBC_", "LD_PRELOAD", "PDLIB_MODELS", "HF_HOME", "HF_HUB_CACHE"),
-)
+WEIGHTS = ("PDLIB_MODELS", "HF_HOME", "HF_HUB_CACHE")  # variables that say where weights are
 PART = ".moving-"  # prefix of a file that is being copied to another file system
 
 
@@ -85,17 +82,13 @@ def inputs(root: Path, notebook: Path, values: dict[str, Any]) -> dict[str, Any]
 
 def machine() -> dict[str, Any]:
     """This machine in a few milliseconds: no torch (devices.fingerprint has the rest)."""
-    cpu = platform.processor()
-    if os.path.exists("/proc/cpuinfo"):
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        cpu = next((line for line in lines if line.startswith("model name")), cpu)
     gpus = sorted(p.read_text("utf-8") for p in Path("/proc/driver/nvidia/gpus").glob("*/information"))
     return {
-        "host": [platform.system(), platform.machine(), cpu, os.cpu_count(), os.sysconf("SC_PHYS_PAGES")],
+        "host": [platform.system(), platform.machine(), cpu_name(), cores(), os.sysconf("SC_PHYS_PAGES")],
         "gpus": gpus,
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "transformers")},
-        "settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith(SETTINGS)},
+        "settings": settings() | {name: os.environ[name] for name in WEIGHTS if name in os.environ},
     }
 
 
@@ -131,11 +124,6 @@ def fresh(root: Path, stem: str) -> Path:
     return folder
 
 
-def check_room(folder: Path) -> None:
-    """Raise InputError before any work when `folder` cannot be written or its disk is full."""
-    paths.write_atomic(folder / (PART + "trial"), bytes(1 << 16)).unlink()
-
-
 def publish(root: Path, folder: Path, stem: str, depends: dict[str, Any]) -> int:
     """Move what a notebook left in `folder` into place and stamp it; returns the number of files.
 
@@ -155,8 +143,9 @@ def recover(root: Path) -> list[str]:
     """Clean up after an interrupted call; returns the notebooks whose finished files were moved now."""
     build = root / "build"
     shutil.rmtree(build / "staging", ignore_errors=True)
-    for part in (root / "figures").glob(PART + "*"):
-        part.unlink()
+    for name in ("figures", "results/measured"):
+        for part in (root / name).rglob(PART + "*"):
+            part.unlink()
     finished = sorted((build / "finished").glob("*"))
     for folder in finished:
         _move(root, folder)

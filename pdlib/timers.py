@@ -53,7 +53,7 @@ class Sample:
     order: int
     seconds: float
     page_faults: int | None  # minor faults of the process; None where the OS does not tell
-    peak_bytes: int | None  # highest resident (CPU) or allocated (CUDA) memory during the step
+    peak_bytes: int | None  # highest resident (CPU) or allocated (CUDA) memory during the step; None where unknown
 
 
 def measure(
@@ -91,7 +91,7 @@ def measure(
 
 def _time(arm: str, step: Step, repeat: int, order: int, clock: Callable[[], float]) -> Sample:
     step.before()
-    _reset_peak(step.device)
+    from_here = _reset_peak(step.device)
     faults = _page_faults()
     step.device.synchronize()  # what was queued before is not ours
     start = clock()
@@ -100,22 +100,24 @@ def _time(arm: str, step: Step, repeat: int, order: int, clock: Callable[[], flo
     seconds = clock() - start
     after = _page_faults()
     spent = None if faults is None or after is None else after - faults
-    return Sample(arm, step.phase, repeat, order, seconds, spent, _peak(step.device))
+    return Sample(arm, step.phase, repeat, order, seconds, spent, _peak(step.device) if from_here else None)
 
 
 def _page_faults() -> int | None:
     return None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def _reset_peak(device: Device) -> None:
+def _reset_peak(device: Device) -> bool:
+    """Start a new peak; False where that cannot be done: what `_peak` reads would be an older step's."""
     if device.torch_name.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device.torch)
-        return
+        return True
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
             file.write("5")  # proc(5): reset the peak resident set size
     except OSError:
-        pass  # not Linux, or not allowed: _peak then gives None
+        return False  # not Linux, or a container that may not write here
+    return device.is_cpu  # the process's memory is not another accelerator's
 
 
 def _peak(device: Device) -> int | None:

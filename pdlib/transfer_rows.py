@@ -31,11 +31,8 @@ class Sheet:
     def add(self, words: str, size: Size, phase: str, seconds: float, **said: Any) -> None:
         """One sample; `said` goes before what follows from the model and the phase."""
         fixed = {"experiment": self.experiment, "machine": machine_name(), "kernel": words, "phase": phase}
-        known: dict[str, Any] = {
-            "model": self.model.spec.name,
-            "weights": self.model.weights,
-            "dtype": self.model.dtype,
-        }
+        of = self.model
+        known: dict[str, Any] = {"model": of.spec.name, "weights": of.weights, "dtype": of.dtype}
         known |= {"device": self.between if phase == "transfer" else self.p, "new_tokens": 2, "order": len(self.rows)}
         sample = {"requests": size[0], "prompt_tokens": size[1], "seconds": seconds}
         self.rows.append(results.row(**known | fixed | sample | said))

@@ -121,3 +121,12 @@ def test_claim_2_1_attention_is_a_small_part_of_prefill():
 
     assert share(4096) == pytest.approx(0.038, abs=0.001)
     assert share(32768) == pytest.approx(0.24, abs=0.005)
+
+
+def test_a_phase_is_the_prefill_or_the_mean_decode_step():
+    steps = cost.decode(TINY, 3, 10, 4, "float16")
+    step = cost.of_phase(TINY, "decode", 3, 10, 5, "float16")
+    assert (4 * step.flops, 4 * step.bytes) == pytest.approx((steps.flops, steps.bytes))
+    assert cost.of_phase(TINY, "prefill", 3, 10, 5, "float16") == cost.prefill(TINY, 3, 10, "float16")
+    with pytest.raises(InputError, match="unknown phase 'transfer'; choose one of: prefill, decode"):
+        cost.of_phase(TINY, "transfer", 3, 10, 5)

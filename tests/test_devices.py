@@ -92,6 +92,21 @@ def test_a_pair_of_one_device_is_refused(only_cpu, name):
         devices.pick_pair(name, name)
 
 
+@pytest.mark.parametrize("fast, slow", [("cuda", "cuda:0"), ("cpu", f"cpu@{CORES}")])
+def test_a_pair_of_two_names_for_one_device_is_refused(accelerators, fast, slow):
+    for pair in ((fast, slow), (slow, fast)):
+        with pytest.raises(InputError, match=f"fast and slow are both {pair[0]} = {pair[1]}"):
+            devices.pick_pair(*pair)
+
+
+def test_one_core_is_a_pair_only_where_it_is_picked(only_cpu, monkeypatch):
+    monkeypatch.setattr(devices, "CORES", 1)
+    fast, slow = devices.pick_pair("auto", "auto")
+    assert (fast.name, slow.name) == ("cpu", "cpu@1") and fast.same_as(slow)
+    with pytest.raises(InputError, match="fast and slow are both cpu = cpu@1"):
+        devices.pick_pair("cpu", "cpu@1")
+
+
 def test_active_sets_and_restores_the_threads():
     one = Device("cpu@1", "cpu", 1)
     with threads(3):
@@ -165,17 +180,28 @@ def test_free_memory_is_some_and_not_more_than_there_is():
     assert 0 < devices.parse("cpu").free_bytes() <= devices.fingerprint()["memory_bytes"]
 
 
-def test_free_memory_of_a_gpu_is_the_gpus(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (17, 99) if device.index == 1 else (0, 0))
-    assert CUDA.free_bytes() == 17
+@pytest.mark.parametrize("device", [CUDA, XPU])
+def test_free_memory_of_an_accelerator_is_its_own_and_what_the_allocator_keeps_unused(monkeypatch, device):
+    kind = getattr(torch, device.torch.type)
+    told = {device.torch: (17, 99)}
+    monkeypatch.setattr(kind, "mem_get_info", lambda asked: told.get(asked, (0, 0)), raising=False)
+    monkeypatch.setattr(kind, "memory_reserved", lambda asked: 50, raising=False)
+    monkeypatch.setattr(kind, "memory_allocated", lambda asked: 20, raising=False)
+    assert device.free_bytes() == 17 + 50 - 20
+
+
+def test_free_memory_of_an_xpu_that_does_not_tell_is_the_machines(monkeypatch):
+    monkeypatch.delattr(torch.xpu, "mem_get_info", raising=False)
+    monkeypatch.setattr(devices, "_memory_bytes", lambda: (99, 42))
+    assert XPU.free_bytes() == 42
 
 
 def test_fingerprint_says_what_a_number_depends_on(monkeypatch):
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     facts = devices.fingerprint()
-    assert {"cpu", "gpu", "cores", "memory_bytes", "os", "python", "torch", "transformers", "allocator"} <= set(facts)
+    assert {"cpu", "gpu", "cores", "memory_bytes", "os", "python", "torch", "transformers", "settings"} <= set(facts)
     assert facts["torch"] == torch.__version__ and facts["cores"] == CORES
-    assert facts["allocator"]["MALLOC_ARENA_MAX"] == "2"
+    assert facts["settings"]["MALLOC_ARENA_MAX"] == "2"
     assert json.loads(json.dumps(facts)) == facts
 
 

@@ -247,3 +247,12 @@ def test_the_librarys_caches_can_be_filled_from_ours(kind, static):
             made.append(current)
     assert torch.equal(torch.stack(made, 1), library_tokens(model, tokens, 4))
     assert torch.equal(torch.stack(made, 1), run(model, tokens, 4)[0])
+
+
+@pytest.mark.parametrize("requests, heads", [(2, 1), (1, 2)])
+def test_keys_of_another_model_are_not_spread_over_all_heads(requests, heads):
+    cache = make(2)
+    one = torch.ones(requests, heads, 1, 8)
+    with pytest.raises(InputError, match=f"keys of {requests} requests and {heads} KV heads for a cache of 2 and 2"):
+        cache.append(0, one, one)
+    assert not cache.data.any()

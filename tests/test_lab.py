@@ -80,6 +80,19 @@ def test_a_pair_of_devices_shares_the_weights():
     assert here.model.hf is here.slow.hf
 
 
+def test_the_line_says_what_the_pair_is(monkeypatch):
+    pair = "; fast is cpu, slow is cpu@1"
+    assert str(lab(slow="auto")).endswith(f"{pair}, which are the same one core: expect no difference")
+    monkeypatch.setattr(devices, "CORES", 2)
+    assert str(lab(slow="auto")).endswith("float32" + pair)
+    assert str(lab()).endswith("float32")
+
+
+def test_all_but_where_rows_are_from_is_given_by_name(no_work):
+    with pytest.raises(TypeError, match="positional"):
+        Lab("07_test", "measured", "", "gpt2-tiny")
+
+
 def test_one_device_where_there_is_no_pair():
     here = lab(fast="cpu@1").here
     assert here.slow is here.model and here.model.device.name == "cpu@1"
@@ -188,6 +201,12 @@ def test_what_was_not_recorded_is_said(recorded):
         _ = here.spec
     with pytest.raises(InputError, match="07_test.csv is not here"):
         lab(source="recorded", machine="nobody")
+
+
+def test_recorded_rows_of_another_dtype_are_refused(recorded):
+    here = lab(source="recorded", machine="laptop", dtype="float16")
+    with pytest.raises(InputError, match="rows of 'phases' recorded on laptop are of float32, not float16"):
+        here.rows("phases")
 
 
 RECORDED = """

@@ -175,6 +175,21 @@ def test_an_architecture_that_our_layers_or_head_do_not_reproduce_is_refused(kin
         models.from_library(library_model(kind, **changes), "odd", "random", CPU, "float32")
 
 
+def test_a_model_with_matrices_that_are_not_counted_is_refused():
+    """OPT with narrow embeddings has two more products, in and out of its width: 2 · 16 · 32."""
+    narrow = dict(ffn_dim=48, word_embed_proj_dim=16, do_layer_norm_before=False)
+    counted = 2 * (4 * 32 * 32 + 2 * 32 * 48)
+    with pytest.raises(InputError, match=f"odd: {counted} weights .* by its config, {counted + 1024} in its layers"):
+        models.from_library(library_model("opt", **narrow), "odd", "random", CPU, "float32")
+
+
+def test_opt_with_norms_behind_runs_as_in_the_library():
+    hf = library_model("opt", ffn_dim=48, word_embed_proj_dim=32, do_layer_norm_before=False)
+    model = models.from_library(hf, "opt-tiny", "random", CPU, "float32")
+    tokens = model.prompt(2, 5)
+    assert close(run(model, tokens, 1)[1][:, 0], library_logits(model, tokens))
+
+
 def test_a_batch_that_does_not_fit_the_free_memory_is_refused_with_what_would(monkeypatch):
     model = tiny("gpt2")
     one = 50 * cost.kv_bytes_per_token(model.spec)

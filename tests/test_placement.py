@@ -1,5 +1,7 @@
 """placement and experiments: what is run, at which context, and what the rows say of it."""
 
+import weakref
+
 import pytest
 import torch
 from tiny import counting, tiny
@@ -160,6 +162,31 @@ def test_placements_are_three_and_only_the_split_moves_a_cache(here):
         assert sorted(places[:3]) == sorted(places[3:]) == sorted(names)
 
 
+def test_the_caches_of_a_scenario_are_freed_before_the_next(here, monkeypatch):
+    alive, made = [], []
+    real = models.Model.new_cache
+
+    def new_cache(model, requests, capacity):
+        alive.append(sum(there() is not None for there in made))
+        cache = real(model, requests, capacity)
+        made.append(weakref.ref(cache))
+        return cache
+
+    monkeypatch.setattr(models.Model, "new_cache", new_cache)
+    experiments.placements(here, 1, {"LISO": (12, 3), "SISO": (6, 3)}, 2, 1)
+    assert alive == [0, 1, 2, 3] * 2
+
+
+def test_pitfall_02_a_transfer_ends_when_the_receiver_is_done(here, monkeypatch):
+    waited: list = []
+    case = Runner(here.model, here.slow, 2, 9, 15).case(Workload(2, 9, 7), Placement("-", "a", "b"), LABELS, 6)
+    case.arm.steps[0].run()
+    monkeypatch.setattr(Device, "synchronize", lambda device: waited.append(device.name))
+    (hand_over,) = [step for step in case.arm.steps if step.phase == "transfer"]
+    hand_over.run()
+    assert waited[-1] == "cpu@1"
+
+
 def test_the_split_goes_on_with_the_tokens_of_the_colocated(here):
     made: list = []
     real = placement.decode
@@ -183,6 +210,8 @@ def test_placements_on_an_accelerator_have_the_articles_names(here):
     model = tiny("gpt2")
     gpu = models.Model(model.spec, "random", "float32", Device("mps", "mps", 0), model.hf, model.layers, model.head)
     assert Here(gpu, here.model, 0).placements == ("PD-GPU", "P-GPU/D-CPU", "PD-CPU")
+    for fast, slow in ((gpu, gpu), (here.model, gpu), (here.model, here.slow)):
+        assert Here(fast, slow, 0).placements == ("PD-fast", "P-fast/D-slow", "PD-slow")
 
 
 @pytest.mark.parametrize("name", ["roofline", "by_batch"])

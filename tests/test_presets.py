@@ -21,7 +21,11 @@ def config_of(spec):
         return transformers.OPTConfig(**common, ffn_dim=spec.mlp, word_embed_proj_dim=spec.hidden)
     if family == "bloom":
         return transformers.BloomConfig(
-            vocab_size=spec.vocab, hidden_size=spec.hidden, n_layer=spec.layers, n_head=spec.heads
+            vocab_size=spec.vocab,
+            hidden_size=spec.hidden,
+            n_layer=spec.layers,
+            n_head=spec.heads,
+            seq_length=spec.positions,  # as its checkpoint says; the class does not
         )
     if family == "mixtral":
         experts = dict(num_local_experts=spec.experts, num_experts_per_tok=spec.experts_per_token)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pdlib import puzzle, results
+from pdlib import devices, puzzle, results
 from pdlib.spec import InputError, Workload
 
 WORKS = {"long": Workload(2, 8, 3)}
@@ -83,6 +83,19 @@ def test_a_child_that_is_killed_is_an_error_and_not_a_wait():
         puzzle.measure_puzzle(Deadly("gpt2-tiny"), "float32", "cpu", WORKS, 1, 1, 0)
 
 
-def test_a_childs_own_error_comes_through():
+def test_a_model_that_is_not_here_starts_no_process(monkeypatch):
+    monkeypatch.setattr(puzzle, "ProcessPoolExecutor", no_process)
     with pytest.raises(InputError, match="model 'nobody' is not here"):
         puzzle.measure_puzzle("nobody", "float32", "cpu", WORKS, 1, 1, 0)
+
+
+def test_what_does_not_fit_the_memory_starts_no_process(monkeypatch):
+    """The largest arm: per position QKV (3 · 2 layers · 32), keys and values (2 · 2 · 32), logits (211), of 4 B."""
+    needed = 2 * 8 * (3 * 2 * 32 + 2 * 2 * 32 + 211) * 4
+    monkeypatch.setattr(puzzle, "ProcessPoolExecutor", no_process)
+    monkeypatch.setattr(devices.Device, "free_bytes", lambda self: needed - 1)
+    with pytest.raises(InputError, match=r"long: caches and logits of 2 × 8 positions .* at most 1 requests fit"):
+        puzzle.measure_puzzle("gpt2-tiny", "float32", "cpu", WORKS, 1, 1, 0)
+    monkeypatch.setattr(devices.Device, "free_bytes", lambda self: needed)
+    with pytest.raises(AssertionError, match="a process was started"):
+        puzzle.measure_puzzle("gpt2-tiny", "float32", "cpu", WORKS, 1, 1, 0)

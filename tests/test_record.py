@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -50,6 +54,34 @@ def test_every_experiment_finds_its_sizes_in_the_notebook() -> None:
         for profile in ("smoke", "article"):
             values = record.sizes(profile, notebook)
             assert set(mapping.values()) <= set(values)
+
+
+def calls(notebook: str, values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Experiment → sizes of every `bench.rows(…)` of a notebook whose parameters are `values`."""
+    cells = json.loads((paths.ROOT / "notebooks" / f"{notebook}.ipynb").read_text("utf-8"))["cells"]
+    found: dict[str, dict[str, Any]] = {}
+    bench = SimpleNamespace(rows=lambda experiment, **sizes: found.update({experiment: sizes}))
+    names: dict[str, Any] = {**values, "bench": bench}
+    code = [c for c in cells if c["cell_type"] == "code" and "parameters" not in c["metadata"].get("tags", [])]
+    for statement in ast.parse("\n".join("".join(c["source"]) for c in code)).body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "bench.rows":
+                eval(ast.unparse(node), names)
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict | ast.Call):
+            with contextlib.suppress(Exception):  # only sizes are wanted, made of the parameters alone
+                exec(ast.unparse(statement), names)
+    return found
+
+
+@pytest.mark.parametrize("notebook", sorted({notebook for notebook, _ in record.EXPERIMENTS.values()}))
+def test_record_measures_the_sizes_of_the_notebooks_own_calls(notebook: str) -> None:
+    values = record.sizes("article", notebook)
+    recorded = {
+        name: {size: values[own] for size, own in mapping.items()}
+        for name, (where, mapping) in record.EXPERIMENTS.items()
+        if where == notebook
+    }
+    assert recorded == calls(notebook, values)
 
 
 def test_without_a_gpu_it_says_what_to_do(

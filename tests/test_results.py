@@ -1,5 +1,6 @@
 """Rows and the files that hold them: what is refused, what survives a save, what is written whole."""
 
+import io
 import json
 import os
 
@@ -171,3 +172,23 @@ def test_an_unwritable_folder_is_named(tmp_path):
     with pytest.raises(InputError, match="could not be written"):
         paths.check_writable(tmp_path / "file" / "results")
     assert list(paths.check_writable(tmp_path / "good").iterdir()) == []
+
+
+def test_a_full_disk_is_found_before_any_work(tmp_path, monkeypatch):
+    """It still takes an empty file."""
+
+    class Full(io.BytesIO):
+        def fileno(self):
+            return os.open(os.devnull, os.O_WRONLY)
+
+        def write(self, data):
+            if data:
+                raise OSError(28, "No space left on device")
+
+    def fdopen(handle, mode):
+        os.close(handle)
+        return Full()
+
+    monkeypatch.setattr(os, "fdopen", fdopen)
+    with pytest.raises(InputError, match="No space left"):
+        paths.check_writable(tmp_path)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from conftest import Checkout
 
+from pdlib.machine import cores
+
 OK = 'write("00_a.csv", f"{profile} {source} {labels} {repeats} {dtype}")'
 
 
@@ -78,7 +80,7 @@ write("NAME.csv", str(together))"""
     checkout.notebook("00_a", cell.replace("NAME", "a").replace("OTHER", "b"))
     checkout.notebook("01_b", cell.replace("NAME", "b").replace("OTHER", "a"))
     for source, together in (("measured", "False"), ("recorded", "True")):
-        if source == "recorded" and os.cpu_count() == 1:
+        if source == "recorded" and cores() == 1:
             continue
         status, output = checkout.run("--source", source)
         assert status == 0, output

@@ -64,6 +64,33 @@ def test_gpt2_is_the_librarys_gpt2():
     assert ModelSpec.from_hf("gpt2", transformers.GPT2Config()) == GPT2
 
 
+def config(kind, **changes):
+    import transformers
+
+    return transformers.AutoConfig.for_model(kind, **changes)
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+def test_whether_an_mlp_is_gated_does_not_hang_on_its_activation(act):
+    assert ModelSpec.from_hf("x", config("llama", hidden_act=act)).gated_mlp
+    assert not ModelSpec.from_hf("x", config("gpt_neox", hidden_act=act)).gated_mlp
+
+
+def test_a_model_type_that_is_not_known_is_refused():
+    with pytest.raises(InputError, match="unknown model type 'mamba'; choose one of: .*gpt2.*llama"):
+        ModelSpec.from_hf("x", config("mamba"))
+
+
+def test_a_config_without_a_longest_sequence_is_refused():
+    with pytest.raises(InputError, match="config of x does not say its longest sequence; .*max_position_embeddings"):
+        ModelSpec.from_hf("x", config("bloom"))
+
+
+def test_opts_mlp_has_its_own_name():
+    spec = ModelSpec.from_hf("x", config("opt", hidden_size=32, ffn_dim=40, num_attention_heads=4))
+    assert spec.mlp == 40 and spec.learned_positions and not spec.gated_mlp
+
+
 def test_heads_must_share_kv_heads_evenly():
     with pytest.raises(InputError, match="12 heads cannot share 5 KV heads"):
         dataclasses.replace(GPT2, kv_heads=5)

@@ -205,3 +205,13 @@ def test_a_disk_that_fills_while_a_notebook_runs(tmp_path: Path) -> None:
         checkout.wait_until_quiet()
     finally:
         disk.remove()
+
+
+@pytest.mark.parametrize("folder", ["figures", "results/measured/laptop"])
+def test_recover_removes_what_a_killed_move_left_half_written(checkout: Checkout, folder: str) -> None:
+    left, kept = (checkout.root / folder / name for name in (staging.PART + "a.csv", "b.csv"))
+    kept.parent.mkdir(parents=True)
+    for path in (left, kept):
+        path.write_text("x")
+    staging.recover(checkout.root)
+    assert kept.exists() and not left.exists()

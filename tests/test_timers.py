@@ -1,5 +1,6 @@
 """timers: what is timed, in which order, and what is not."""
 
+import io
 import sys
 from dataclasses import dataclass, field
 
@@ -210,6 +211,25 @@ def test_peak_and_faults_are_those_of_the_step_alone():
     seen = {s.arm: s for s in measure([big, small], 1, warm_up=0, shuffle=False)}
     assert seen["big"].peak_bytes - seen["small"].peak_bytes > size // 2
     assert seen["big"].page_faults > seen["small"].page_faults
+
+
+def test_a_peak_that_cannot_be_started_anew_is_not_told(monkeypatch):
+    """A container may read /proc/self/status and not write clear_refs: the peak read is then an older step's."""
+
+    def read_only(path, mode="r", **keywords):
+        if mode != "r":
+            raise PermissionError(path)
+        return io.StringIO("VmHWM:\t  4711 kB\n")
+
+    monkeypatch.setattr(timers, "open", read_only, raising=False)
+    (sample,) = measure(arms("a"), 1)
+    assert sample.peak_bytes is None
+
+
+def test_the_process_does_not_know_another_accelerators_peak(monkeypatch):
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: None)
+    (sample,) = measure([Arm("a", [Step("decode", lambda: None, Device("mps", "mps", 0))])], 1, warm_up=0)
+    assert sample.peak_bytes is None
 
 
 def test_a_gpus_peak_is_its_allocators(monkeypatch):

@@ -33,7 +33,7 @@ NEED_TORCH = {
     "calibrate",
 }
 NAMED = {"spec", "cost", "metrics", "published", "results", "tables", "plots", "paths", "lab", "words", "summary"}
-NAMED |= {"presets", "latency"}
+NAMED |= {"presets", "latency", "machine"}
 BLOCK = """
 import importlib, json, sys
 sys.path.insert(0, sys.argv[1])

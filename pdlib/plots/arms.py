@@ -58,10 +58,8 @@ def peaks_of(source: str, machine: str, devices: Mapping[str, DeviceSpec]) -> li
 def ideal(arm: dict[str, Any], phase: str, model: ModelSpec, device: DeviceSpec) -> float:
     """Tokens per second of a phase on the roofline."""
     size = arm["requests"], arm["prompt_tokens"]
-    if phase == "prefill":
-        return size[0] * size[1] / cost.roofline_s(cost.prefill(model, *size, dtype=arm["dtype"]), device)
-    step = cost.decode_step(model, size[0], size[1] + (arm["steps"] + 1) / 2, dtype=arm["dtype"])
-    return size[0] / cost.roofline_s(step, device)
+    seconds = cost.roofline_s(cost.of_phase(model, phase, *size, arm["steps"] + 1, arm["dtype"]), device)
+    return size[0] * (size[1] if phase == "prefill" else 1) / seconds
 
 
 def arm_label(arm: dict[str, Any], lang: str) -> str:

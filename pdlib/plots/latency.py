@@ -121,9 +121,7 @@ def _draw_shares(
 
 
 def _work(model: ModelSpec, key: dict[str, Any], batch: int, phase: str) -> cost.Cost:
-    if phase == "prefill":
-        return cost.prefill(model, batch, int(key["prompt_tokens"]), key["dtype"])
-    return cost.decode_step(model, batch, key["prompt_tokens"] + key["new_tokens"] / 2, key["dtype"])
+    return cost.of_phase(model, phase, batch, int(key["prompt_tokens"]), key["new_tokens"], key["dtype"])
 
 
 def _crossing(key: dict[str, Any], model: ModelSpec, device: DeviceSpec, lang: str) -> str:

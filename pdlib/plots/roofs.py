@@ -117,8 +117,9 @@ def _draw_band(
     prompt, steps, dtype = arm["prompt_tokens"], arm["steps"], arm["dtype"]
     ends = []
     for requests in batches:
-        whole = cost.prefill(model, requests, prompt, dtype=dtype)
-        step = cost.decode_step(model, requests, prompt + (steps + 1) / 2, dtype=dtype)
+        whole, step = (
+            cost.of_phase(model, phase, requests, prompt, steps + 1, dtype) for phase in ("prefill", "decode")
+        )
         ends.append(sorted(prompt * t(step, device) / t(whole, device) for t in (cost.roofline_s, cost.sum_s)))
     low, high = zip(*ends, strict=True)
     axes.fill_between(batches, low, high, color=QUIET, alpha=0.22, linewidth=0, zorder=1)
@@ -154,7 +155,7 @@ def roofline(rows: pd.DataFrame, model: ModelSpec, device: DeviceSpec, lang: str
     peak, slope = device.flops_per_s / 1e9, device.read_bytes_per_s / 1e9
     usual = [(phase, b, 512, 2, "float32") for phase in ("prefill", "decode") for b in (1, 8, 32, 100)]
     sizes = [tuple(values) for values in found[SIZE].drop_duplicates().to_numpy()] or usual
-    work = {size: _work(model, *size) for size in sizes}
+    work = {size: cost.of_phase(model, *size) for size in sizes}
     made = []
     for size, one in work.items():
         roof = min(peak, one.intensity * slope)
@@ -223,10 +224,3 @@ def _label_batches(axes: Any, points: pd.DataFrame, colour: str) -> None:
         side = "right" if max(near) < 1.4 and max(near) > 1 else "left" if 1 > min(near) > 1 / 1.4 else "center"
         here = (point["flop_per_byte"], point["gflop_per_s"])
         label(axes, str(point["requests"]), here, (0, -7), ha=side, color=colour, weight="bold")
-
-
-def _work(model: ModelSpec, phase: str, requests: int, prompt: int, new: int, dtype: str) -> cost.Cost:
-    """Work of a whole prefill, or of one decode step at the mean context of the run."""
-    if phase == "prefill":
-        return cost.prefill(model, int(requests), int(prompt), dtype=dtype)
-    return cost.decode_step(model, int(requests), prompt + new / 2, dtype=dtype)
