@@ -129,4 +129,3 @@ def test_a_file_takes_the_memory_of_one_layer_and_the_library_reads_it(tmp_path,
     assert read["1"].numel() == sum(map(len, keys))
     if lengths == [8, 8, 8]:
         assert torch.equal(read["1"], torch.cat(keys))
-
