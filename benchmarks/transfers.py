@@ -49,6 +49,9 @@ class Side:
             self.segment = kv_transfer.Segment.create(nbytes)
             name = [self.segment.name]
         dist.broadcast_object_list(name, P)
+        if rank == P:  # as a P has it that prefills where D will read
+            self.inside = self.segment.new_cache(self.model, requests, self.room)
+            self.inside.rewind(prompt_tokens)
         if rank == D:
             self.segment = kv_transfer.Segment.attach(name[0], nbytes)
 
@@ -65,6 +68,13 @@ class Side:
         else:
             kv_transfer.view(manifest, self.segment, self.room, _told())
         torch.set_num_threads(1)
+
+    def memory_in_place(self) -> None:
+        """P has prefilled in the pages that D reads: nothing to pack, P only says so."""
+        if self.rank == P:
+            _tell(kv_transfer.share(self.inside, self.manifests[False], self.segment, self.room))
+        else:
+            kv_transfer.view(self.manifests[False], self.segment, self.room, _told())
 
     def memory_copied(self) -> None:
         """Shared memory, and a second copy into D's own cache."""
@@ -101,6 +111,7 @@ class Side:
         return {
             "memcpy, one thread": self.memcpy,
             "memory": lambda: self.memory(1, False),
+            "memory, P prefilled in it": self.memory_in_place,
             "memory, two threads pack": lambda: self.memory(2, False),
             "memory, checksums": lambda: self.memory(1, True),
             "memory, copied again by D": self.memory_copied,
@@ -182,16 +193,18 @@ def hidden(asked: argparse.Namespace) -> pd.DataFrame:
     """What streaming hides of a transfer, and what it costs the prefill: cpu@1 → cpu@1 over gloo, interleaved."""
     size = (asked.requests, asked.prompt_tokens)
     with Pair(asked.model, "float32", asked.seed, "cpu@1", "cpu@1") as pair:
-        whole, streamed, alone = [], [], []
+        whole, streamed, bare, alone = [], [], [], []
         for repeat in range(-1, asked.hidden_repeats):
             times = {
                 "whole": pair.hand_over(*size, how="whole"),
                 "layers": pair.hand_over(*size, how="layers"),
+                "bare": pair.hand_over(*size, how="layers", checksums=False),
                 "alone": pair.hand_over(*size, prefill=False),
             }
             if repeat >= 0:
                 whole.append(times["whole"])
                 streamed.append(times["layers"])
+                bare.append(times["bare"])
                 alone.append(times["alone"])
     transfer = np.array([t.usable_s - t.prefill_start_s for t in alone])
     share = 1 - np.array([t.exposed_s for t in streamed]) / np.median(transfer)
@@ -205,6 +218,7 @@ def hidden(asked: argparse.Namespace) -> pd.DataFrame:
             ("whole transfer alone, s", "{:.4f} [{:.4f}, {:.4f}]".format(*metrics.median_interval(transfer))),
             ("exposed, whole after prefill, s", f"{np.median([t.exposed_s for t in whole]):.4f}"),
             ("exposed, layer by layer, s", f"{np.median([t.exposed_s for t in streamed]):.4f}"),
+            ("the same without checksums, s", f"{np.median([t.exposed_s for t in bare]):.4f}"),
             ("share hidden by streaming", "{:.1%} [{:.1%}, {:.1%}]".format(*metrics.median_interval(share))),
             ("prefill while streaming ÷ alone", "{:.4f} [{:.4f}, {:.4f}]".format(*slower)),
         ],
