@@ -132,8 +132,19 @@ class Lab:
         frame = results.frame(getattr(experiments, experiment)(self.here, **sizes))
         self._rows.append(frame)
         self._parameters[experiment] = sizes
-        self.save(pd.concat(self._rows), self._parameters)
+        rows, parameters = self._kept()
+        self.save(pd.concat([*rows, *self._rows]), parameters | self._parameters)
         return frame
+
+    def _kept(self) -> tuple[list[pd.DataFrame], dict[str, Any]]:
+        """Rows and parameters recorded earlier of experiments that were not measured now: `--only` loses none."""
+        if self.keep == "measured" or not (paths.recorded(self.machine) / f"{self.notebook}.csv").exists():
+            return [], {}
+        rows, facts = results.load(self.notebook, self.machine, "recorded")
+        others = rows[~rows["experiment"].isin(self._parameters)].assign(source="measured")
+        return [others] if len(others) else [], {
+            name: sizes for name, sizes in facts["parameters"].items() if name not in self._parameters
+        }
 
     def save(self, frame: pd.DataFrame, parameters: dict[str, Any]) -> Path:
         """Write rows measured here, with where they come from; returns the CSV."""
