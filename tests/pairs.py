@@ -67,6 +67,4 @@ def pid(both, role):
 
 def killed(both, role):
     """Wait until a side is dead by SIGKILL."""
-    process = both.workers[role].process
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
+    assert both.workers[role].ended(60) == -signal.SIGKILL

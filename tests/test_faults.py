@@ -44,7 +44,7 @@ def with_fault(pair, role, entry):
     """Start a side anew, with a fault."""
     pair.entries[role] = entry
     worker = pair.workers[role]
-    if worker.process.is_alive():
+    if worker.ended() is None:
         worker.kill()
     pair.restart(role)
 
@@ -152,9 +152,9 @@ def test_a_peer_that_never_comes_is_waited_for_only_so_long():
     alone = Worker(
         "d", workers.Settings(**settings(start_s=1.0, port=port)), serve, lambda _, message: heard.append(message)
     )
-    alone.process.join(30)
+    alone.ended(30)
     alone.reader.join(5)
-    assert alone.process.exitcode == 1
+    assert alone.ended() == 1
     assert heard[-2]["reason"] == (
         f"D: P did not come to 127.0.0.1 port {port} within 1 s; start P there, or check MASTER_ADDR and MASTER_PORT"
     )
@@ -186,9 +186,7 @@ def test_sigterm_finishes_or_reports_every_request(role):
         first = pair.result(numbers[0], 30)
         os.kill(pid(pair, role), signal.SIGTERM)
         results = [first, *(pair.result(number, 30) for number in numbers[1:])]
-        process = pair.workers[role].process
-        process.join(10)
-        assert process.exitcode == 0
+        assert pair.workers[role].ended(10) == 0
         failed = [r for r in results if isinstance(r, Failed)]
         done = [(r, q) for r, q in zip(results, asked, strict=True) if isinstance(r, Finished)]
         check_finished([r for r, _ in done], [q for _, q in done], folder())

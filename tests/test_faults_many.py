@@ -35,7 +35,7 @@ def test_every_request_ends_and_memory_stays():
     with workers.pair(entries=entries, **settings(capacity=64)) as pair:
         for request in asked:
             for role in "pd":
-                if not pair.workers[role].process.is_alive():
+                if pair.workers[role].ended() is not None:
                     pair.restart(role)
             flying.append(pair.submit(request))
             if len(flying) == IN_FLIGHT:
@@ -61,7 +61,8 @@ def test_every_request_ends_and_memory_stays():
     # what else failed was in flight when a side died
     innocent = {reason for number, reason in failed.items() if number not in faults}
     assert all("killed by SIGKILL" in reason or "is gone" in reason for reason in innocent), innocent
-    assert len(failed) <= 5 + 2 * IN_FLIGHT, Counter(failed.values())
+    # in flight at a death, or asked before the sides had met again, which takes as long as a process's start
+    assert len(failed) < COUNT / 5, Counter(failed.values())
 
     for before, after in zip(memory[0], memory[-1], strict=True):
         assert after[0] - before[0] < 6 * 2**20  # 584 caches of 25 kB are 15 MB

@@ -65,6 +65,19 @@ def test_measured_rows_are_saved_as_they_come(tmp_path):
     assert set(saved["source"]) == {"measured"}
 
 
+def test_recording_one_experiment_keeps_the_others(tmp_path):
+    sizes = dict(requests=[1], prompt_tokens=8, repeats=1)
+    first = lab(keep="recorded")
+    first.rows("roofline", steps=2, **sizes)
+    first.rows("by_batch", steps=2, **sizes)
+    second = lab(keep="recorded")
+    second.rows("roofline", steps=3, **sizes)
+    rows, facts = results.load("07_test", second.machine, "recorded")
+    assert set(rows.loc[rows["experiment"] == "roofline", "new_tokens"]) == {4}  # steps + 1: the new ones alone
+    assert set(rows.loc[rows["experiment"] == "by_batch", "new_tokens"]) == {3}
+    assert {name: size["steps"] for name, size in facts["parameters"].items()} == {"by_batch": 2, "roofline": 3}
+
+
 def test_rows_to_be_committed_go_beside_the_recorded_ones(tmp_path):
     here = lab(keep="recorded")
     here.rows("roofline", requests=[1], prompt_tokens=8, steps=2, repeats=1)

@@ -44,10 +44,10 @@ def test_every_road_and_way(changes):
     asked = requests(20, seed=1)
     with workers.pair(**settings(**changes | {"model": name})) as pair:
         check_finished(pair.run(asked), asked, name)
-        processes = [worker.process for worker in pair.workers.values()]
+        both = list(pair.workers.values())
         if sys.platform == "linux":
             assert set(os.listdir("/dev/shm")) <= before  # mapped on both sides: the name is gone already
-    assert [process.exitcode for process in processes] == [0, 0]
+    assert [worker.ended() for worker in both] == [0, 0]
 
 
 def test_d_decodes_requests_together(both):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import threading
@@ -31,7 +32,7 @@ class Worker:
         # A server that has imported torch but never computed forks children in a tenth of a second.
         context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         context.set_forkserver_preload(["pdlib.workers", "transformers.models.gpt2.modeling_gpt2"])
-        self.role, self.said, self.over = role, "", False
+        self.role, self.said, self.over, self._polling = role, "", False, threading.Lock()
         theirs_in, self._to = context.Pipe(duplex=False)
         self._from, theirs_out = context.Pipe(duplex=False)
         self.process = context.Process(target=_run, args=(entry, role, settings, theirs_in, theirs_out), daemon=True)
@@ -41,10 +42,20 @@ class Worker:
         self.lines = Lines(self._from.fileno(), self._to.fileno())
         self.reader = self.lines.listen(lambda line: heard(self, None if line is None else json.loads(line)))
 
+    def ended(self, patience_s: float = 0.0) -> int | None:
+        """The process's exit status (a signal's number, negative), None while it runs.
+
+        The reader's thread and the client's ask for it at once, and multiprocessing can read it only once.
+        """
+        multiprocessing.connection.wait([self.process.sentinel], patience_s)
+        with self._polling:
+            self.process.join(0)
+            code: int | None = self.process.exitcode
+        return code
+
     def why(self) -> str:
         """How the process ended, in its own words if it had any."""
-        self.process.join(5)
-        code = self.process.exitcode
+        code = self.ended(5)
         if self.said:
             return self.said
         if code is not None and code < 0:
@@ -57,8 +68,9 @@ class Worker:
 
     def kill(self) -> None:
         """End the process now."""
-        self.process.kill()
-        self.process.join(5)
+        if self.ended() is None:
+            self.process.kill()
+        self.ended(5)
         self.reader.join(5)
 
 
@@ -202,7 +214,7 @@ class Pair:
         """Start a side that has died again; the other one serves on with it."""
         one_of("side", role, ("p", "d"))
         old = self.workers[role]
-        if old.process.is_alive():
+        if old.ended() is None:
             raise InputError(f"{role.upper()} is alive: only a side that has ended can be started again")
         old.reader.join(10)
         self._ready.clear()
@@ -217,9 +229,9 @@ class Pair:
             if worker is None:
                 continue
             worker.no_more()
-            if role == "d" and self.workers["p"].process.exitcode != 0:
+            if role == "d" and self.workers["p"].ended() != 0:
                 worker.process.terminate()  # no P will come to say bye
-            worker.process.join(max(0.0, end - time.monotonic()))
+            worker.ended(max(0.0, end - time.monotonic()))
         self.kill()
 
     def kill(self) -> None:
