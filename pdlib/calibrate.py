@@ -223,18 +223,7 @@ def _row(shape: Shape, columns: dict[str, Any]) -> dict[str, Any]:
         "prompt_tokens": start if decoding else shape.new,
         "new_tokens": shape.steps + 1 if decoding else 1,
     }
-    given = (
-        "machine",
-        "model",
-        "weights",
-        "dtype",
-        "device",
-        "repeat",
-        "order",
-        "seconds",
-        "page_faults",
-        "peak_bytes",
-    )
+    given = "machine model weights dtype device repeat order seconds page_faults peak_bytes".split()
     return results.row(**own, **{name: columns[name] for name in given})
 
 
@@ -249,7 +238,7 @@ def several(model: Model, names: Sequence[str], size: str, repeats: int, seed: i
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, fit, store both, print parameters and held-out error; 1 when shapes stayed disturbed."""
+    """Measure, fit, store both, print parameters, held-out error and shapes that stayed disturbed."""
     parser = argparse.ArgumentParser(prog="python -m pdlib.calibrate", description=__doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
@@ -282,11 +271,14 @@ def _calibrate(asked: argparse.Namespace) -> int:
         print(f"sizes held out: median error {held['median']:.1%}, P90 {held['p90']:.1%} of {held['shapes']:.0f}")
     except InputError as error:  # the fit stands; a half of its shapes is too few for a second one
         print(f"no sizes held out: {error}")
-    disturbed = unsettled(rows)
-    for shape in disturbed:
-        said = dict(zip(latency.SHAPE, shape, strict=True))
-        print(f"disturbed, its repeats stayed more than {latency.APART:.0%} apart: {said}", file=sys.stderr)
-    return 1 if disturbed else 0
+    if disturbed := unsettled(rows):
+        print(
+            f"disturbed: repeats of {len(disturbed)} of {len(latency.shapes(frame))} shapes stayed more than "
+            f"{latency.APART:.0%} apart and weigh less in the fit; with nothing else running, call again"
+        )
+        for model, phase, kernel, requests, prompt_tokens, _ in disturbed:  # latency.SHAPE
+            print(f"  {model}, {kernel}: {phase} of {requests} × {prompt_tokens}")
+    return 0
 
 
 def _specs(names: Sequence[str], first: Model) -> dict[str, ModelSpec]:
