@@ -52,7 +52,7 @@ class Side:
         if rank == P:  # as a P has it that prefills where D will read
             self.inside = self.segment.new_cache(self.model, requests, self.room)
             self.inside.rewind(prompt_tokens)
-        if rank == D:
+        else:
             self.segment = kv_transfer.Segment.attach(name[0], nbytes)
 
     def memcpy(self) -> None:
@@ -193,19 +193,16 @@ def hidden(asked: argparse.Namespace) -> pd.DataFrame:
     """What streaming hides of a transfer, and what it costs the prefill: cpu@1 → cpu@1 over gloo, interleaved."""
     size = (asked.requests, asked.prompt_tokens)
     with Pair(asked.model, "float32", asked.seed, "cpu@1", "cpu@1") as pair:
-        whole, streamed, bare, alone = [], [], [], []
-        for repeat in range(-1, asked.hidden_repeats):
-            times = {
-                "whole": pair.hand_over(*size, how="whole"),
-                "layers": pair.hand_over(*size, how="layers"),
-                "bare": pair.hand_over(*size, how="layers", checksums=False),
-                "alone": pair.hand_over(*size, prefill=False),
-            }
-            if repeat >= 0:
-                whole.append(times["whole"])
-                streamed.append(times["layers"])
-                bare.append(times["bare"])
-                alone.append(times["alone"])
+        rounds = [
+            (
+                pair.hand_over(*size, how="whole"),
+                pair.hand_over(*size, how="layers"),
+                pair.hand_over(*size, how="layers", checksums=False),
+                pair.hand_over(*size, prefill=False),
+            )
+            for _ in range(1 + asked.hidden_repeats)
+        ]
+    whole, streamed, bare, alone = zip(*rounds[1:], strict=True)  # the first one warms up
     transfer = np.array([t.usable_s - t.prefill_start_s for t in alone])
     share = 1 - np.array([t.exposed_s for t in streamed]) / np.median(transfer)
     slower = metrics.ratio_interval([t.prefill_s for t in streamed], [t.prefill_s for t in whole])

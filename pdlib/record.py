@@ -64,11 +64,11 @@ EXPERIMENTS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "kv_bytes": (
         "03_kv_transfer",
-        {"shapes": "shapes", "prompt_tokens": "shape_tokens", "repeats": "repeats"},
+        {"shapes": "shapes", "repeats": "repeats"},
     ),
     "bandwidth": (
         "03_kv_transfer",
-        {"sizes": "sizes", "roads": "roads", "repeats": "repeats", "p": "fast", "d": "slow"},
+        {"sizes": "sizes", "repeats": "repeats", "p": "fast", "d": "slow"},
     ),
     "timeline": (
         "03_kv_transfer",

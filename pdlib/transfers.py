@@ -32,7 +32,7 @@ _kept: dict[tuple[Any, ...], probe.Pair] = {}  # at most one
 HERE = namespaces.Hosts(namespaces.LOOPBACK, namespaces.LOOPBACK)
 
 
-def kv_bytes(here: Here, shapes: Sequence[str], prompt_tokens: int, repeats: int) -> Rows:
+def kv_bytes(here: Here, shapes: Sequence[str], repeats: int, prompt_tokens: int = 16) -> Rows:
     """Bytes that travel for caches of real shapes, from device to device.
 
     A shape is a model of `presets`, a dtype and the devices of its tensor parallelism, "llama-2-70b float16 8"; each
@@ -61,7 +61,12 @@ def _shard(model: ModelSpec, parallel: int, dtype: str, tokens: int) -> tuple[KV
 
 
 def bandwidth(
-    here: Here, sizes: Sequence[Sequence[int]], roads: Sequence[str], repeats: int, p: str = "auto", d: str = "auto"
+    here: Here,
+    sizes: Sequence[Sequence[int]],
+    repeats: int,
+    p: str = "auto",
+    d: str = "auto",
+    roads: Sequence[str] = tuple(hand_over.ROADS),
 ) -> Rows:
     """A filled cache of `sizes` (requests, prompt tokens) over every road, interleaved; whole, nothing else running.
 

@@ -70,8 +70,8 @@ def test_a_side_that_cannot_start_says_why():
 def test_rows_of_every_experiment_are_valid_and_say_what_was_asked(here):
     before = set(os.listdir(SHARED)) if os.path.isdir(SHARED) else set()
     made = {
-        "kv_bytes": transfers.kv_bytes(here, ["gpt2 float32 1", "llama-2-70b float16 16"], 2, 1),
-        "bandwidth": transfers.bandwidth(here, [[1, 4], [2, 32]], list(hand_over.ROADS), 2),
+        "kv_bytes": transfers.kv_bytes(here, ["gpt2 float32 1", "llama-2-70b float16 16"], 1, 2),
+        "bandwidth": transfers.bandwidth(here, [[1, 4], [2, 32]], 2),
         "hidden": transfers.hidden(here, 2, [8, 16], 2),
         "timeline": transfers.timeline(here, 2, 16),
         "busy": transfers.busy(here, 2, 16, 8, 2, 2),
@@ -110,7 +110,7 @@ def test_what_fails_ends_the_kept_pair(here):
 def test_bad_input_is_refused_before_a_process_is_started(here, monkeypatch):
     monkeypatch.setattr(probe, "Pair", None)
     with pytest.raises(InputError, match="unknown road 'pigeon'"):
-        transfers.bandwidth(here, [[1, 4]], ["pigeon"], 1)
+        transfers.bandwidth(here, [[1, 4]], 1, roads=["pigeon"])
     with pytest.raises(InputError, match="unknown link '2gbit'"):
         transfers.slow_link(here, 1, 8, 4, ["2gbit"], 1)
     with pytest.raises(InputError, match="unknown device 'tpu'"):

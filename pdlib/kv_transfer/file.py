@@ -89,12 +89,10 @@ def _header(manifest: Manifest, sums: Sequence[str]) -> bytes:
     of the cache twice over; here a layer is enough.
     """
     size = manifest.bytes // len(manifest.parts)
-    kind, itemsize = (
-        {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[manifest.wire],
-        DTYPE_BYTES[manifest.wire],
-    )
+    kind = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[manifest.wire]
+    shape = [size // DTYPE_BYTES[manifest.wire]]
     told: dict[str, object] = {
-        str(layer): {"dtype": kind, "shape": [size // itemsize], "data_offsets": [layer * size, (layer + 1) * size]}
+        str(layer): {"dtype": kind, "shape": shape, "data_offsets": [layer * size, (layer + 1) * size]}
         for layer, _, _ in manifest.parts
     }
     told["__metadata__"] = {"manifest": manifest.to_json().decode()} | ({"checksums": " ".join(sums)} if sums else {})

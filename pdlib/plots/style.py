@@ -36,7 +36,8 @@ ROLE = {"fast": "#332288", "split": "#44AA99", "slow": "#BBA33D"}
 INK, QUIET, FAINT = "#222222", "#666666", "#D8D8D8"
 
 WIDTH = 9.0  # inches; 900 pixels in a notebook
-DPI = 200  # two dots a pixel there
+DPI = 200  # of a file: two dots a pixel there
+INLINE_DPI = 130  # of what a notebook stores: a dozen charts in about a megabyte
 RC = {
     "font.family": ["pdlib Sans", "DejaVu Sans"],
     "font.size": 9.5,
@@ -92,10 +93,10 @@ class Chart(Figure):
     alt: str = ""
     heading: str = ""
 
-    def png(self) -> bytes:
+    def png(self, dpi: int = DPI) -> bytes:
         """The chart as PNG; the same bytes for the same rows."""
         # iTXt holds the Chinese that the older text chunks cannot; no date, no version.
-        return self._render("png", {"Title": self.heading, "Description": self.alt, "Software": None})
+        return self._render("png", {"Title": self.heading, "Description": self.alt, "Software": None}, dpi)
 
     def svg(self) -> str:
         """The chart as SVG with title and description; the same text for the same rows."""
@@ -105,10 +106,10 @@ class Chart(Figure):
         named = f"<title>{escape(self.heading)}</title>\n<desc>{escape(self.alt)}</desc>"
         return f'{head}{tag}role="img" {attributes}{end}\n{named}{body}'
 
-    def _render(self, kind: str, metadata: dict[str, str | None]) -> bytes:
+    def _render(self, kind: str, metadata: dict[str, str | None], dpi: int = DPI) -> bytes:
         buffer = io.BytesIO()
         with _looks():  # ticks are made while drawing, so the style counts here too
-            self.savefig(buffer, format=kind, dpi=DPI, metadata=metadata)
+            self.savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
         return buffer.getvalue()
 
     def _ipython_display_(self) -> None:
@@ -117,7 +118,7 @@ class Chart(Figure):
         width = round(100 * self.get_size_inches()[0])
         about = {"image/png": {"width": width, "alt": f"{self.heading}. {self.alt}"}}
         display(
-            {"image/png": self.png(), "text/plain": f"{self.heading}. {self.alt}"},
+            {"image/png": self.png(INLINE_DPI), "text/plain": f"{self.heading}. {self.alt}"},
             metadata=about,
             raw=True,
         )
